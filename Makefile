@@ -1,0 +1,41 @@
+# Every target makes .venv by itself: `make demo` and `make test` are all a newcomer needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Two workers with one torch thread each use two cores better than one process with two.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.PHONY: setup demo test test-all lint format bench clean
+
+setup: $(VENV)/.ready
+demo: $(VENV)/.ready
+	$(BIN)/vestige train
+test: $(VENV)/.ready-dev lint
+	$(PYTEST) -m "not slow"
+test-all: $(VENV)/.ready-dev lint
+	$(PYTEST)
+lint: $(VENV)/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+format: $(VENV)/.ready-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+bench: $(VENV)/.ready-bench
+	$(BIN)/python -m benchmarks
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+
+# torch first and alone: packages that need it then find the pinned build already there.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) -e .
+	@touch $@
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(PIP) -e '.[dev]'
+	@touch $@
+$(VENV)/.ready-bench: $(VENV)/.ready-dev
+	$(PIP) -e '.[bench]'
+	@touch $@
