@@ -13,5 +13,5 @@ class PrivacyError(VestigeError, RuntimeError):
     """Going on would break the privacy guarantee, so the operation was refused."""
 
 
-class UnsupportedModel(PrivacyError):
+class UnsupportedModel(PrivacyError):  # noqa: N818 - reads as a statement about the model
     """The model does something for which no per-example gradient can be given."""

@@ -1,0 +1,66 @@
+"""Clip bounds: what they are for each group, and the factor each example is scaled by.
+
+Guarantee: with the factors of `Clip`, one example moves group g's sum by at most bounds[g], and the
+whole sum by at most `sensitivity` = sqrt(sum_g bounds[g]^2), in l2 norm, when it is added to or
+removed from the data. Paper: Abadi et al. 2016, arXiv 1607.00133.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vestige.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A fixed l2 bound for each group."""
+
+    bounds: tuple[float, ...]
+
+    @classmethod
+    def over(cls, max_grad_norm: float | Sequence[float], group_names: Sequence[str]) -> Clip:
+        """One number C is split C/sqrt(G), so that the joint sensitivity is C; or one per group."""
+        count = len(group_names)
+        if isinstance(max_grad_norm, int | float):
+            _check_bound(max_grad_norm)
+            return cls((max_grad_norm / math.sqrt(count),) * count)
+        bounds = tuple(float(c) for c in max_grad_norm)
+        if len(bounds) != count:
+            listing = ", ".join(group_names)
+            raise ConfigError(
+                f"max_grad_norm has {len(bounds)} values for {count} groups. A group is a layer "
+                f"with its weight and bias, not a parameter; in order they are: {listing}."
+            )
+        for bound in bounds:
+            _check_bound(bound)
+        return cls(bounds)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one added or removed example moves the whole clipped sum, in l2 norm."""
+        return math.sqrt(sum(c * c for c in self.bounds))
+
+    def factors(self, square_norms: Tensor, group: int, scale: float) -> Tensor:
+        """The weight of each example's gradient in the group's sum.
+
+        `square_norms` are those of the gradients that autograd gave, which `scale` turns into the
+        gradients of the examples' own losses (the row count under a mean). A non-finite norm gives
+        weight zero.
+        """
+        norms = square_norms.sqrt().mul_(scale)
+        factors = (self.bounds[group] / norms).clamp_(max=1).mul_(scale)
+        return factors.masked_fill_(~torch.isfinite(norms), 0)
+
+
+def _check_bound(bound: float) -> None:
+    if not (math.isfinite(bound) and bound > 0):
+        raise ConfigError(
+            f"max_grad_norm={bound} must be a positive finite number: it bounds what one example "
+            "can contribute; 1.0 is a common start."
+        )

@@ -1,0 +1,428 @@
+"""Watches a model's forward pass and turns its backward pass into clipped sums.
+
+A torch function mode is active while the root module runs. It sees every operation by name, so
+attention blocks, tied weights, functional code and layers called twice need no module rule. An
+operation that a rule covers runs with the parameter detached, so autograd gives that parameter no
+gradient; the rule turns the operation's input and output gradient into a `Use` instead. Any other
+way for a gradient to reach a parameter is refused: by name in the forward pass, and by a hook on
+the parameter itself for what the mode did not see.
+
+The model stays the user's own object: two hooks on the root and one on each parameter, which are
+not copied by `copy.deepcopy` or `torch.save`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vestige.errors import PrivacyError, UnsupportedModel
+from vestige.gradients.collector import Collector, ForwardRecord
+from vestige.gradients.uses import PerExample, Use, Viewed
+from vestige.groups import Slot
+
+Uses = list[tuple[Slot, Use]]
+Rule = Callable[["Capture", Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclass
+class Batch:
+    """One physical batch handed out by the private loader, and what has become of it."""
+
+    rows: int
+    empty: bool = False  # the lot is empty: the one row is a stand-in and contributes nothing
+    last: bool = True  # the lot's last physical batch
+    record: ForwardRecord = field(default_factory=ForwardRecord)
+    backward: int | None = None  # the autograd pass that brings its gradients
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One run of the root module."""
+
+    rows: int
+    batch: Batch | None
+    record: ForwardRecord
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where an operation's tensors have the rows, and the precision that sums are kept in."""
+
+    rows: int
+    axis: int
+    dtype: torch.dtype
+
+    def by_row(self, value: Tensor, channels: int = 1) -> Tensor:
+        """`value` with its rows first, in the clipped sum's precision.
+
+        `channels` is the number of trailing axes that are not positions. (positions, rows) axes are
+        swapped where the model is not batch first; rows flattened with positions are unfolded.
+        """
+        axis = self.axis if value.ndim > self.axis + channels else 0
+        value = value.to(self.dtype)
+        if value.shape[axis] == self.rows:
+            return value.movedim(axis, 0)
+        if value.ndim == 2 and value.shape[0] % self.rows == 0:
+            if self.axis:
+                return value.reshape(-1, self.rows, value.shape[1]).transpose(0, 1)
+            return value.reshape(self.rows, -1, value.shape[1])
+        raise PrivacyError(
+            f"an operation's gradient has shape {tuple(value.shape)}, which has no axis of "
+            f"{self.rows} rows: the batch axis must be the first one (batch_first=True) or the "
+            "second (batch_first=False) throughout the model."
+        )
+
+
+class Uncovered(Exception):  # noqa: N818 - control flow inside the capture, never seen by users
+    """An operation used a parameter in a way that no rule covers."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A trainable parameter, or a strided view of one, as an operation's argument."""
+
+    slot: Slot
+    value: Tensor
+    is_view: bool
+
+    def use(self, use: Use) -> tuple[Slot, Use]:
+        """Attribute a use of this argument to the parameter."""
+        return self.slot, Viewed(use, self.slot.parameter, self.value) if self.is_view else use
+
+
+class _Tap(torch.autograd.Function):
+    """Lets the output gradient be seen where autograd would not compute one (a first layer)."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, anchor: Tensor, site: Callable[[Tensor], None]) -> Tensor:
+        ctx.site = site
+        ctx.mark_dirty(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, None, None]:
+        ctx.site(g)
+        return None, None, None
+
+
+class _Lift(torch.autograd.Function):
+    """A parameter repeated for every row, so that autograd returns one gradient per row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, size: Sequence[int], anchor: Tensor, site: Callable[[Tensor], None]
+    ) -> Tensor:
+        ctx.site = site
+        return value.expand(size).clone() if value.numel() == 0 else value.expand(size)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, None, None, None]:
+        ctx.site(g)
+        return None, None, None, None
+
+
+class Capture(TorchFunctionMode):
+    """The per-example gradients of one model, gathered by `collector`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        collector: Collector,
+        rules: Mapping[Any, Rule],
+        fallback: Callable[[Capture], AbstractContextManager[None]],
+        batch_first: bool = True,
+    ) -> None:
+        super().__init__()
+        groups = collector.groups
+        self.module, self.groups, self.collector = module, groups, collector
+        self._rules, self._fallback = rules, fallback
+        self.axis = 0 if batch_first else 1
+        self.batch: Batch | None = None
+        self.mean_loss = True
+        self.before_forward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
+        self._slots = {id(slot.parameter): slot for slot in groups.slots}
+        self._anchor = torch.zeros((), requires_grad=True, device=collector.total.device)
+        self._forward: Forward | None = None
+        self._depth = 0
+        self._open = ExitStack()
+        self._buffers: dict[str, tuple[Tensor, int]] = {}
+        self.paused = False  # operations run as they are, uncaptured
+        self.unfold = False  # rows flattened with positions may be unfolded
+        self._handles: list[Any] = []
+
+    # -- attaching to the model -------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Put the hooks on the model."""
+        enter, leave = _Hook(self._enter_forward), _Hook(self._leave_forward)
+        self._handles = [
+            self.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
+            self.module.register_forward_hook(leave, always_call=True),
+        ]
+        for slot in self.groups.slots:
+            self._handles.append(slot.parameter.register_hook(_Guard(slot.name)))
+
+    def detach(self) -> None:
+        """Take the hooks off again."""
+        self.stop_watching()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def start(self, batch: Batch) -> None:
+        """The loader hands out `batch`."""
+        self.stop_watching()
+        self.batch = batch
+
+    def stop_watching(self) -> None:
+        """Leave a forward pass that was interrupted (Ctrl-C) and never said goodbye."""
+        while self._depth:
+            self._leave_forward()
+
+    def _enter_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled() or self.paused:
+            return
+        if self._depth == 0:
+            if self.before_forward is not None:
+                self.before_forward(args, kwargs)
+            rows = self._count_rows(args, kwargs)
+            batch = self.batch if self.batch is not None and self.batch.rows == rows else None
+            self._forward = Forward(rows, batch, batch.record if batch else ForwardRecord())
+            self._open.enter_context(self._fallback(self))
+            self._buffers = {
+                name: (b, b._version) for name, b in self.module.named_buffers() if b is not None
+            }
+        self._depth += 1
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def _leave_forward(self, *_: Any) -> None:
+        if self._depth == 0:
+            return
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._depth -= 1
+        if self._depth:
+            return
+        self._forward = None
+        self._open.close()
+        for name, buffer in self.module.named_buffers():
+            before, version = self._buffers.get(name, (buffer, buffer._version))
+            if before is not buffer or version != buffer._version:
+                raise PrivacyError(
+                    f"buffer {name!r} was changed by the forward pass. Running statistics of "
+                    "private batches are an unprotected release: use vestige.fix(model) for "
+                    "batch norm, or turn the tracking off (track_running_stats=False)."
+                )
+
+    def _count_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        for tensor in tensors_in((args, kwargs)):
+            if tensor.ndim > self.axis:
+                return tensor.shape[self.axis]
+        return 0
+
+    # -- what rules use ---------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.paused or self._forward is None or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        rule = self._rules.get(func)
+        if rule is not None:
+            out = rule(self, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **kwargs)
+        leaked = self._leaked(args, kwargs, out)
+        if leaked is not None:
+            name = getattr(func, "__name__", str(func))
+            raise Uncovered(f"parameter {leaked.slot.name!r} is used by {name!r}")
+        return out
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the running forward pass."""
+        assert self._forward is not None
+        return self._forward.rows
+
+    def find(self, value: Any) -> Ref | None:
+        """The trainable parameter behind an argument, if it is one or a plain view of one."""
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            return None
+        slot = self._slots.get(id(value))
+        if slot is not None:
+            return Ref(slot, value.detach(), False)
+        if value._base is None:
+            return None
+        slot = self._slots.get(id(value._base))
+        if slot is None:
+            return None
+        if not slot.parameter.is_contiguous() or _overlaps(value):
+            raise Uncovered(f"parameter {slot.name!r} is used through an overlapping view")
+        return Ref(slot, value.detach(), True)
+
+    def _leaked(self, args: Any, kwargs: Any, out: Any) -> Ref | None:
+        ref = next((r for r in map(self.find, tensors_in((args, kwargs))) if r), None)
+        if ref is None:
+            return None
+        for result in tensors_in(out):
+            if result.requires_grad and self.find(result) is None:
+                return ref
+        return None
+
+    def tap(
+        self, out: Tensor, refs: Sequence[Ref | None], uses: Callable[[Tensor], Uses]
+    ) -> Tensor:
+        """Have `uses(g)` called with the gradient of `out`, an operation that used `refs`."""
+        site = self._site([ref.slot for ref in refs if ref], uses)
+        if out.requires_grad:
+            out.register_hook(site)
+            return out
+        return _Tap.apply(out, self._anchor, site)  # type: ignore[no-any-return, no-untyped-call]
+
+    def lift(self, ref: Ref, size: Sequence[int], axis: int) -> Tensor:
+        """`ref` repeated for every row along `axis`, its gradients captured one row at a time."""
+        shape = ref.value.shape
+
+        def uses(g: Tensor) -> Uses:
+            return [ref.use(PerExample(g.movedim(axis, 0).reshape(-1, *shape)))]
+
+        pad = [1] * (len(size) - len(shape))
+        value = ref.value.reshape(*pad, *shape)
+        return _Lift.apply(value, size, self._anchor, self._site([ref.slot], uses))  # type: ignore[no-any-return, no-untyped-call]
+
+    def _site(self, slots: list[Slot], uses: Callable[[Tensor], Uses]) -> Callable[[Tensor], None]:
+        forward = self._forward
+        assert forward is not None
+        forward.record.note(slots)
+
+        def arrive(g: Tensor) -> None:
+            with torch.no_grad():
+                self._arrive(forward, uses, g.detach())
+
+        return arrive
+
+    def saved(self, value: Tensor) -> Callable[[], Tensor]:
+        """Keep an operation's input for the backward pass, refusing if it is changed in between."""
+        kept, version = value.detach(), value._version
+
+        def get() -> Tensor:
+            if kept._version != version:
+                raise RuntimeError(
+                    "a layer's input was changed by an in-place operation before the backward "
+                    "pass, so its gradient cannot be computed: use the out-of-place form."
+                )
+            return kept
+
+        return get
+
+    def is_batched(self, value: Tensor, channels: int = 1) -> bool:
+        """Whether `value` has this forward pass's rows, as an axis or flattened with another."""
+        axis = self.axis if value.ndim > self.axis + channels else 0
+        if value.ndim > axis and value.shape[axis] == self.rows:
+            return True
+        flattened = value.ndim == 2 and self.rows > 0 and value.shape[0] % self.rows == 0
+        return flattened and self.unfold
+
+    def layout(self) -> Layout:
+        """Where the rows are in the tensors of the operation at hand."""
+        return Layout(self.rows, self.axis, self.collector.total.dtype)
+
+    # -- the backward pass ------------------------------------------------------------------
+
+    def _arrive(self, forward: Forward, uses: Callable[[Tensor], Uses], g: Tensor) -> None:
+        batch = forward.batch
+        if batch is None or batch is not self.batch:
+            raise PrivacyError(
+                "backward on a batch that is not the one the private loader handed out last "
+                f"({forward.rows} rows went through the model"
+                + (f", the loader gave {self.batch.rows}" if self.batch else "")
+                + "): iterate over the loader that make_private returned, pass each of its batches "
+                "whole through the model, and evaluate other data under torch.no_grad()."
+            )
+        task = torch._C._current_graph_task_id()
+        if batch.done or (batch.backward is not None and batch.backward != task):
+            raise PrivacyError(
+                "a second backward on the same batch: its examples would count twice, up to 2C. "
+                "Add the losses up and call backward once for every batch. (After a backward that "
+                "failed, engine.abandon_lot() gives the lot up.)"
+            )
+        if batch.backward is None:
+            batch.backward = task
+            self.collector.begin(float(batch.rows) if self.mean_loss else 1.0)
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        if not batch.empty:
+            self.collector.arrive(forward.record, uses(g))
+
+    def _end_backward(self) -> None:
+        assert self.batch is not None
+        with torch.no_grad():
+            self.collector.finish()
+        self.batch.done = True
+
+
+class _Hook:
+    """A bound method as a hook that turns into a no-op when the model is copied or pickled."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return do_nothing
+
+    def __reduce__(self) -> Any:
+        return "do_nothing"  # pickled as a reference to the module's function
+
+
+def do_nothing(*_: Any) -> None:
+    """What a copied model has in place of the capture's hooks."""
+
+
+class _Guard:
+    """Refuses a gradient that reaches a parameter without having gone through a rule."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, _: Tensor) -> None:
+        raise UnsupportedModel(
+            f"parameter {self.name!r} received a gradient that was not captured per example. It "
+            "was used outside the model's forward call (call the model itself, not its parts), in "
+            "a regularisation term of the loss (use the optimizer's weight_decay), under gradient "
+            "checkpointing or torch.compile, or by an operation that Vestige does not see."
+        )
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dicts."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from tensors_in(item)
+
+
+def _overlaps(view: Tensor) -> bool:
+    """Whether two entries of a strided view share a place in memory."""
+    reach = 0
+    for stride, size in sorted(zip(view.stride(), view.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False

@@ -1,0 +1,103 @@
+"""From the uses that one backward pass brings to the clipped sum of the lot.
+
+A group whose parameters were used by one operation only is clipped and summed the moment its output
+gradient arrives: nothing is kept. All others (every group under flat clipping, tied and reused
+parameters) are held until the backward pass ends and then settled. Sums of the physical batches of
+one lot add up in the same flat buffer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vestige.clipping import Clip
+from vestige.gradients.uses import Tied, Use
+from vestige.groups import Groups, Slot
+
+
+class ForwardRecord:
+    """How many operations of one batch's forward passes used each group and each parameter."""
+
+    def __init__(self) -> None:
+        self.by_group: Counter[int] = Counter()
+        self.by_slot: Counter[str] = Counter()
+
+    def note(self, slots: Sequence[Slot]) -> None:
+        """Count one operation that uses these parameters."""
+        self.by_group.update({slot.group for slot in slots})
+        self.by_slot.update(slot.name for slot in slots)
+
+
+@dataclass
+class _Held:
+    """A use that waits for the end of the backward pass, with its norms where they are final."""
+
+    slot: Slot
+    use: Use
+    square_norms: Tensor | None
+
+
+class Collector:
+    """Clips what arrives and adds it to `total`, the flat clipped sum. Private: holds raw sums."""
+
+    def __init__(self, groups: Groups, clip: Clip) -> None:
+        self.groups, self.clip = groups, clip
+        self.total = groups.buffer()
+        self._segments = {slot.name: slot.view(self.total) for slot in groups.slots}
+        self._held: dict[int, list[_Held]] = defaultdict(list)
+        self._scale = 1.0
+
+    def clear(self) -> None:
+        """Start the next lot from zero."""
+        self.total.zero_()
+        self._held.clear()
+
+    def begin(self, scale: float) -> None:
+        """A backward pass begins; `scale` undoes a mean over the batch's rows."""
+        self._held.clear()
+        self._scale = scale
+
+    def arrive(self, record: ForwardRecord, uses: Sequence[tuple[Slot, Use]]) -> None:
+        """One operation's output gradient has come; `uses` are its parameters' gradients."""
+        for slot, use in uses:
+            # Norms are taken while the gradient is still in the cache, unless more uses follow.
+            norms = use.square_norms() if record.by_slot[slot.name] == 1 else None
+            self._held[slot.group].append(_Held(slot, use, norms))
+        for group in {slot.group for slot, _ in uses}:
+            if record.by_group[group] == 1:
+                self._settle(self._held.pop(group))
+
+    def finish(self) -> None:
+        """The backward pass is over: settle what was held."""
+        while self._held:
+            _, held = self._held.popitem()
+            self._settle(held)
+
+    def _settle(self, held: list[_Held]) -> None:
+        held = _tie(held)
+        norms = [h.use.square_norms() if h.square_norms is None else h.square_norms for h in held]
+        square_norms = norms[0] if len(norms) == 1 else torch.stack(norms).sum(0)
+        factors = self.clip.factors(square_norms, held[0].slot.group, self._scale)
+        bad = ~torch.isfinite(square_norms)
+        # On a GPU looking would stall the device, and dropping nothing is cheap there.
+        if bad.device.type != "cpu" or bool(bad.any()):
+            for h in held:
+                h.use.drop(bad)
+        for h in held:
+            h.use.add_weighted(factors, self._segments[h.slot.name])
+
+
+def _tie(held: list[_Held]) -> list[_Held]:
+    """One entry per parameter: several uses of one become their sum."""
+    by_slot: dict[str, list[_Held]] = defaultdict(list)
+    for h in held:
+        by_slot[h.slot.name].append(h)
+    return [
+        uses[0] if len(uses) == 1 else _Held(uses[0].slot, Tied([h.use for h in uses]), None)
+        for uses in by_slot.values()
+    ]

@@ -1,0 +1,159 @@
+"""Convolution weights: per-example gradients as products with unfolded columns, or Gram matrices.
+
+With a the (d, t) columns of an example's padded input (d = channels x kernel, t = output positions)
+and g its (p, t) output gradient, the example's weight gradient is g a^T. Where t is large that
+product is formed for a few examples at a time; where t is small its norm comes from two t x t Gram
+matrices and the clipped sum from the ordinary weight gradient of the scaled output gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vestige.gradients.uses import Use, add_product, rounding_slack, row_dots, zero_rows
+
+# Numbers of unfolded columns held at a time: small enough for a CPU's cache, large for a GPU.
+COLUMNS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Stride, padding, dilation and groups of a convolution, padding as (left, right) per axis."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @classmethod
+    def of(
+        cls,
+        weight: Tensor,
+        stride: int | tuple[int, ...] = 1,
+        padding: str | int | tuple[int, ...] = 0,
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
+    ) -> Geometry:
+        """Read the arguments of `F.conv1d`, `conv2d` or `conv3d`."""
+        kernel = tuple(weight.shape[2:])
+        axes = len(kernel)
+
+        def spread(value: int | tuple[int, ...]) -> tuple[int, ...]:
+            values = (value,) if isinstance(value, int) else tuple(value)
+            return values * axes if len(values) == 1 else values
+
+        dilation = spread(dilation)
+        if isinstance(padding, str):
+            span = [
+                d * (k - 1) if padding == "same" else 0
+                for d, k in zip(dilation, kernel, strict=True)
+            ]
+            pads = tuple((s // 2, s - s // 2) for s in span)
+        else:
+            pads = tuple((p, p) for p in spread(padding))
+        return cls(kernel, spread(stride), pads, dilation, groups)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """`x` with its zero border."""
+        if not any(left or right for left, right in self.padding):
+            return x
+        return F.pad(x, [edge for pair in reversed(self.padding) for edge in pair])
+
+    def columns(self, x: Tensor, out: tuple[int, ...]) -> Tensor:
+        """The receptive fields of `x` (n, channels, ...) as (n * groups, d, t): one copy."""
+        x = self.pad(x).contiguous()
+        n, channels = x.shape[:2]
+        by_image, by_channel, *by_axis = x.stride()
+        size = (n, channels, *self.kernel, *out)
+        taps = (s * d for s, d in zip(by_axis, self.dilation, strict=True))
+        moves = (s * k for s, k in zip(by_axis, self.stride, strict=True))
+        view = x.as_strided(size, (by_image, by_channel, *taps, *moves))
+        positions = torch.Size(out).numel()
+        fields = channels // self.groups * torch.Size(self.kernel).numel()
+        return view.reshape(n * self.groups, fields, positions)
+
+    def weight_gradient(self, x: Tensor, g: Tensor, weight: Tensor) -> Tensor:
+        """The ordinary weight gradient, summed over the examples."""
+        symmetric = all(left == right for left, right in self.padding)
+        inputs = x if symmetric else self.pad(x)
+        padding = [left for left, _ in self.padding] if symmetric else [0] * len(self.kernel)
+        _, gradient, _ = torch.ops.aten.convolution_backward(
+            g,
+            inputs,
+            weight,
+            None,
+            list(self.stride),
+            padding,
+            list(self.dilation),
+            False,
+            [0] * len(self.kernel),
+            self.groups,
+            [False, True, False],
+        )
+        return gradient  # type: ignore[no-any-return]
+
+
+class Convolved(Use):
+    """The weight's use in a convolution of x (n, channels, ...) with output gradient g."""
+
+    def __init__(self, x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> None:
+        self.x, self.g, self.weight, self.geometry = x, g, weight, geometry
+        self.shape = tuple(weight.shape)
+        self.out = tuple(g.shape[2:])
+        self._product: Tensor | None = None
+
+    def square_norms(self) -> Tensor:
+        positions = torch.Size(self.out).numel()
+        filters = self.shape[0] // self.geometry.groups
+        fields = self.weight[0].numel()
+        if 2 * positions * positions <= filters * fields:
+            return self._norms_from_grams()
+        # Here the product holds fewer than 2 t^2 numbers an example, about what x and g hold.
+        rows = self._chunks(fields * self.geometry.groups * positions)
+        self._product = torch.cat([self._products(chunk) for chunk in rows])
+        self.x = self.g = self.weight.new_empty(0)  # the product says all
+        return row_dots(self._product, self._product)
+
+    def _chunks(self, numbers_per_example: int) -> list[slice]:
+        size = max(1, COLUMNS_AT_ONCE[self.x.device.type] // max(1, numbers_per_example))
+        return [slice(i, i + size) for i in range(0, len(self.x), size)]
+
+    def _products(self, rows: slice) -> Tensor:
+        g = self.g[rows]
+        columns = self.geometry.columns(self.x[rows], self.out)
+        factors = g.reshape(columns.shape[0], -1, columns.shape[2])
+        return torch.bmm(factors, columns.transpose(1, 2)).view(len(g), *self.shape)
+
+    def _norms_from_grams(self) -> Tensor:
+        norms = []
+        groups = self.geometry.groups
+        for rows in self._chunks(self.weight[0].numel() * groups * torch.Size(self.out).numel()):
+            a = self.geometry.columns(self.x[rows], self.out).transpose(1, 2)
+            g = self.g[rows].reshape(a.shape[0], -1, a.shape[1]).transpose(1, 2)
+            gram = torch.bmm(a, a.transpose(1, 2)).mul_(torch.bmm(g, g.transpose(1, 2)))
+            square = gram.sum((1, 2)).clamp_(min=0).add_(rounding_slack(a, g))
+            norms.append(square.view(-1, groups).sum(1))
+        return torch.cat(norms)
+
+    def add_weighted(self, factors: Tensor, total: Tensor) -> None:
+        if self._product is not None:
+            add_product(self._product, factors, total)
+            return
+        scaled = self.g * factors.view(-1, *[1] * (self.g.ndim - 1))
+        total.add_(self.geometry.weight_gradient(self.x, scaled, self.weight))
+
+    def dense(self) -> Tensor:
+        if self._product is not None:
+            return self._product
+        return self._products(slice(None))
+
+    def drop(self, bad: Tensor) -> None:
+        if self._product is not None:
+            self._product = zero_rows(self._product, bad)
+        else:
+            self.x, self.g = zero_rows(self.x, bad), zero_rows(self.g, bad)

@@ -1,0 +1,262 @@
+"""Rules for convolutions, normalisation layers and embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vestige.errors import UnsupportedModel
+from vestige.gradients.capture import Capture, Uncovered, Uses
+from vestige.gradients.convolution import Convolved, Geometry
+from vestige.gradients.linear import plain
+from vestige.gradients.uses import PerExample, Rows
+
+
+def _convolution(function: Callable[..., Tensor], axes: int) -> Callable[..., Any]:
+    def rule(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def call(
+            input: Tensor,
+            weight: Tensor,
+            bias: Tensor | None = None,
+            stride: Any = 1,
+            padding: Any = 0,
+            dilation: Any = 1,
+            groups: int = 1,
+        ) -> Any:
+            w, b = capture.find(weight), capture.find(bias)
+            if not (w or b):
+                return NotImplemented
+            rows = capture.rows
+            if input.ndim != axes + 2 or input.shape[0] != rows or capture.find(input):
+                raise Uncovered("a convolution whose input's first axis is not the batch")
+            kernel = plain(w, weight)
+            out = function(input, kernel, plain(b, bias), stride, padding, dilation, groups)
+            geometry = Geometry.of(weight, stride, padding, dilation, groups)
+            saved = capture.saved(input) if w else None
+
+            def uses(g: Tensor) -> Uses:
+                dtype = capture.collector.total.dtype
+                g = g.to(dtype)
+                found: Uses = []
+                if b:
+                    found.append(b.use(PerExample(g.flatten(2).sum(2))))
+                if w and saved:
+                    found.append(w.use(Convolved(saved().to(dtype), g, kernel.to(dtype), geometry)))
+                return found
+
+            return capture.tap(out, [w, b], uses)
+
+        return call(*args, **kwargs)
+
+    return rule
+
+
+def _affine(
+    capture: Capture,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    run: Callable[[Any, Any, Any], Tensor],
+    reduce: Callable[[Tensor], Tensor],
+    channels: int,
+) -> Any:
+    """A normalisation followed by weight * x + bias: the normalised x is recomputed for its
+    gradient, and `reduce` sums (n, ...) down to (n, *shape of the parameter)."""
+    w, b = capture.find(weight), capture.find(bias)
+    if not (w or b):
+        return NotImplemented
+    if capture.find(input) or not capture.is_batched(input, channels):
+        raise Uncovered("a normalisation whose input has no batch rows")
+    layout = capture.layout()
+    out = run(input, plain(w, weight), plain(b, bias))
+    saved = capture.saved(input) if w else None
+
+    def uses(g: Tensor) -> Uses:
+        g = layout.by_row(g, channels)
+        found: Uses = []
+        if w and saved:
+            normal = layout.by_row(run(saved(), None, None), channels)
+            found.append(w.use(PerExample(reduce(g * normal))))
+        if b:
+            found.append(b.use(PerExample(reduce(g))))
+        return found
+
+    return capture.tap(out, [w, b], uses)
+
+
+def _over_features(axes: int) -> Callable[[Tensor], Tensor]:
+    """Sum over the positions between the rows and the last `axes` axes."""
+
+    def reduce(value: Tensor) -> Tensor:
+        return value.flatten(1, -1 - axes).sum(1) if value.ndim > axes + 1 else value
+
+    return reduce
+
+
+def _over_channels(value: Tensor) -> Tensor:
+    """Sum (n, channels, ...) over everything after the channels."""
+    return value.flatten(2).sum(2) if value.ndim > 2 else value
+
+
+def layer_norm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Layer normalisation."""
+
+    def call(
+        input: Tensor,
+        normalized_shape: list[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+        *_: Any,
+    ) -> Any:
+        axes = len(normalized_shape)
+
+        def run(x: Tensor, w: Any, b: Any) -> Tensor:
+            return F.layer_norm(x, normalized_shape, w, b, eps)
+
+        return _affine(capture, input, weight, bias, run, _over_features(axes), axes)
+
+    return call(*args, **kwargs)
+
+
+def rms_norm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Root-mean-square normalisation."""
+
+    def call(
+        input: Tensor,
+        normalized_shape: list[int],
+        weight: Tensor | None = None,
+        eps: float | None = None,
+    ) -> Any:
+        axes = len(normalized_shape)
+
+        def run(x: Tensor, w: Any, _: Any) -> Tensor:
+            return F.rms_norm(x, normalized_shape, w, eps)
+
+        return _affine(capture, input, weight, None, run, _over_features(axes), axes)
+
+    return call(*args, **kwargs)
+
+
+def group_norm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Group normalisation."""
+
+    def call(
+        input: Tensor,
+        num_groups: int,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+        *_: Any,
+    ) -> Any:
+        if input.shape[0] != capture.rows:
+            raise Uncovered("a group norm whose input's first axis is not the batch")
+
+        def run(x: Tensor, w: Any, b: Any) -> Tensor:
+            return F.group_norm(x, num_groups, w, b, eps)
+
+        return _affine(capture, input, weight, bias, run, _over_channels, input.ndim - 1)
+
+    return call(*args, **kwargs)
+
+
+def instance_norm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Instance normalisation without running statistics."""
+
+    def call(
+        input: Tensor,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        use_input_stats: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+        *_: Any,
+    ) -> Any:
+        if running_mean is not None or not use_input_stats:
+            raise UnsupportedModel(
+                "instance_norm with running statistics averages over private examples: build the "
+                "layer with track_running_stats=False."
+            )
+        if input.shape[0] != capture.rows:
+            raise Uncovered("an instance norm whose input's first axis is not the batch")
+
+        def run(x: Tensor, w: Any, b: Any) -> Tensor:
+            return F.instance_norm(x, None, None, w, b, True, momentum, eps)
+
+        return _affine(capture, input, weight, bias, run, _over_channels, input.ndim - 1)
+
+    return call(*args, **kwargs)
+
+
+def batch_norm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Batch normalisation mixes the examples of a batch: refused, also in functional code."""
+    training = kwargs.get("training", args[5] if len(args) > 5 else False)
+    if not training:
+        return NotImplemented
+    raise UnsupportedModel(
+        "batch_norm mixes the examples of a batch, so no example has a gradient of its own: "
+        "use group_norm (vestige.fix(model) replaces BatchNorm modules)."
+    )
+
+
+def embedding(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A row of the table for every index."""
+
+    def call(
+        input: Tensor,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Any:
+        w = capture.find(weight)
+        if not w:
+            return NotImplemented
+        if max_norm is not None or scale_grad_by_freq:
+            option = "max_norm" if max_norm is not None else "scale_grad_by_freq"
+            raise UnsupportedModel(
+                f"embedding {w.slot.name!r} uses {option}, which depends on the other examples of "
+                "the batch: build the layer without it."
+            )
+        if not capture.is_batched(input, channels=0):
+            raise Uncovered("an embedding whose indices have no batch rows")
+        layout, indices = capture.layout(), capture.saved(input)
+        out = F.embedding(input, w.value, padding_idx)
+
+        def uses(g: Tensor) -> Uses:
+            assert w is not None
+            g, at = layout.by_row(g), indices()
+            at = at.movedim(layout.axis if at.ndim > layout.axis else 0, 0)
+            if padding_idx is not None:
+                pad = padding_idx % weight.shape[0]
+                g = g.masked_fill((at == pad).unsqueeze(-1), 0)
+            return [w.use(Rows(at, g, weight.shape[0]))]
+
+        return capture.tap(out, [w], uses)
+
+    return call(*args, **kwargs)
+
+
+TABLE: dict[Any, Any] = {
+    F.conv1d: _convolution(F.conv1d, 1),
+    F.conv2d: _convolution(F.conv2d, 2),
+    F.conv3d: _convolution(F.conv3d, 3),
+    F.layer_norm: layer_norm,
+    torch.layer_norm: layer_norm,
+    F.rms_norm: rms_norm,
+    torch.rms_norm: rms_norm,
+    F.group_norm: group_norm,
+    torch.group_norm: group_norm,
+    F.instance_norm: instance_norm,
+    F.batch_norm: batch_norm,
+    torch.batch_norm: batch_norm,
+    F.embedding: embedding,
+}

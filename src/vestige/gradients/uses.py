@@ -1,0 +1,268 @@
+"""What one use of a parameter in the forward pass contributes to each example's gradient.
+
+A `Use` stands for the per-example gradients (n, *shape) of one parameter without holding them: it
+knows their squared norms and their weighted sum, which is all that clipping needs. `Outer` and
+`Rows` work from the factors that autograd already has (input and output gradient); `PerExample`
+holds the numbers themselves, for parameters that are small (biases, norm layers) or rare.
+
+Guarantee: `square_norms` never understates the norm of what `add_weighted` adds, up to rounding of
+one part in 10^7. Gram matrices in float32 can lose a norm to cancellation, so a bound on that
+rounding error is added to every norm that comes from one.
+
+Papers: Goodfellow 2015 (norms of outer products), Li et al. 2022 (ghost norm), Bu et al. 2023
+(book-keeping).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def zero_rows(values: Tensor, bad: Tensor) -> Tensor:
+    """A copy of `values` whose rows marked in `bad` are zero. (Multiplying would keep 0*inf.)"""
+    return values.masked_fill(bad.view(-1, *[1] * (values.ndim - 1)), 0)
+
+
+def row_dots(left: Tensor, right: Tensor) -> Tensor:
+    """The inner product of row i of `left` with row i of `right`, as (n,)."""
+    n = left.shape[0]
+    return torch.bmm(left.reshape(n, 1, -1), right.reshape(n, -1, 1)).view(n)
+
+
+def add_product(values: Tensor, factors: Tensor, total: Tensor) -> None:
+    """Add sum_i factors[i] * values[i] to `total`."""
+    flat = values.reshape(len(factors), -1).t()
+    if total.is_contiguous():
+        total.view(-1).addmv_(flat, factors)
+    else:
+        total.add_(torch.mv(flat, factors).view(total.shape))
+
+
+def rounding_slack(a: Tensor, g: Tensor) -> Tensor:
+    """A bound on the rounding error of a squared norm from Gram matrices of (n, t, ...) factors."""
+    lengths: Tensor = torch.linalg.vector_norm(a, dim=2).mul_(torch.linalg.vector_norm(g, dim=2))
+    return lengths.sum(1).square_().mul_(torch.finfo(a.dtype).eps)
+
+
+class Use(ABC):
+    """The per-example gradients (n, *shape) of one use of one parameter, in whatever form."""
+
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def square_norms(self) -> Tensor:
+        """The squared norm of each example's gradient, (n,)."""
+
+    @abstractmethod
+    def add_weighted(self, factors: Tensor, total: Tensor) -> None:
+        """Add sum_i factors[i] * gradient_i to `total`, a tensor of the parameter's shape."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The gradients themselves, (n, *shape)."""
+
+    @abstractmethod
+    def drop(self, bad: Tensor) -> None:
+        """Forget the examples marked in `bad` (n,): they contribute nothing."""
+
+
+class PerExample(Use):
+    """Gradients held as they are: (n, *shape)."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self.shape = tuple(values.shape[1:])
+
+    def square_norms(self) -> Tensor:
+        return row_dots(self.values, self.values)
+
+    def add_weighted(self, factors: Tensor, total: Tensor) -> None:
+        add_product(self.values, factors, total)
+
+    def dense(self) -> Tensor:
+        return self.values
+
+    def drop(self, bad: Tensor) -> None:
+        self.values = zero_rows(self.values, bad)
+
+
+class Outer(Use):
+    """Gradients that are sums of outer products: sum_t g[i, t] a[i, t]^T, of shape (p, d)."""
+
+    def __init__(self, a: Tensor, g: Tensor) -> None:
+        # (n, d) means one product per example; (n, t, d) a sum over t of them.
+        self.a, self.g = a, g
+        self.shape = (g.shape[-1], a.shape[-1])
+        self._product: Tensor | None = None
+
+    @property
+    def terms(self) -> int:
+        return self.a.shape[1] if self.a.ndim == 3 else 1
+
+    def square_norms(self) -> Tensor:
+        if self.a.ndim == 2:
+            return row_dots(self.a, self.a).mul_(row_dots(self.g, self.g))
+        t, (p, d) = self.terms, self.shape
+        if 2 * t * t <= p * d:
+            gram = torch.bmm(self.a, self.a.transpose(1, 2))
+            gram.mul_(torch.bmm(self.g, self.g.transpose(1, 2)))
+            return gram.sum((1, 2)).clamp_(min=0).add_(rounding_slack(self.a, self.g))
+        # Here p d < 2 t^2, so the product is smaller than its factors: keep it instead of them.
+        self._product = torch.bmm(self.g.transpose(1, 2), self.a)
+        self.a = self.g = self._product.new_empty(0)
+        return row_dots(self._product, self._product)
+
+    def add_weighted(self, factors: Tensor, total: Tensor) -> None:
+        if self._product is not None:
+            add_product(self._product, factors, total)
+            return
+        scaled = self.g * factors.view(-1, *[1] * (self.g.ndim - 1))
+        total.addmm_(scaled.flatten(0, -2).t(), self.a.flatten(0, -2))
+
+    def dense(self) -> Tensor:
+        if self._product is not None:
+            return self._product
+        if self.a.ndim == 2:
+            return self.g.unsqueeze(2) * self.a.unsqueeze(1)
+        return torch.bmm(self.g.transpose(1, 2), self.a)
+
+    def drop(self, bad: Tensor) -> None:
+        if self._product is not None:
+            self._product = zero_rows(self._product, bad)
+        else:
+            self.a, self.g = zero_rows(self.a, bad), zero_rows(self.g, bad)
+
+
+class Rows(Use):
+    """Gradients of a looked-up table: row indices[i, t] receives g[i, t]."""
+
+    def __init__(self, indices: Tensor, g: Tensor, rows: int) -> None:
+        n = indices.shape[0]
+        self.indices = indices.reshape(n, -1)
+        self.g = g.reshape(n, self.indices.shape[1], g.shape[-1])
+        self.shape = (rows, g.shape[-1])
+
+    def square_norms(self) -> Tensor:
+        # Two looks at the same row add up before the norm is taken.
+        same = self.indices.unsqueeze(1) == self.indices.unsqueeze(2)
+        gram = torch.bmm(self.g, self.g.transpose(1, 2)).mul_(same)
+        scale = torch.linalg.vector_norm(self.g, dim=2).sum(1).square_()
+        slack = scale.mul_(torch.finfo(self.g.dtype).eps)
+        return gram.sum((1, 2)).clamp_(min=0).add_(slack)
+
+    def add_weighted(self, factors: Tensor, total: Tensor) -> None:
+        scaled = self.g * factors.view(-1, 1, 1)
+        total.index_add_(0, self.indices.reshape(-1), scaled.flatten(0, 1))
+
+    def dense(self) -> Tensor:
+        n, (rows, width) = len(self.g), self.shape
+        table = self.g.new_zeros(n, rows, width)
+        return table.scatter_add_(1, self.indices.unsqueeze(2).expand_as(self.g), self.g)
+
+    def drop(self, bad: Tensor) -> None:
+        self.g = zero_rows(self.g, bad)
+
+
+class Viewed(Use):
+    """A use of a strided view of the parameter (a slice, a chunk, a transpose)."""
+
+    def __init__(self, use: Use, parameter: Tensor, view: Tensor) -> None:
+        self.use = use
+        self.shape = tuple(parameter.shape)
+        self.size, self.stride = tuple(view.shape), view.stride()
+        self.offset = view.storage_offset() - parameter.storage_offset()
+
+    def span(self) -> tuple[int, int]:
+        """First and last position in the flattened parameter that the view touches."""
+        last = sum((int(s) - 1) * int(k) for s, k in zip(self.size, self.stride, strict=True))
+        return int(self.offset), int(self.offset) + last
+
+    def square_norms(self) -> Tensor:
+        return self.use.square_norms()
+
+    def add_weighted(self, factors: Tensor, total: Tensor) -> None:
+        at = total.storage_offset() + self.offset
+        self.use.add_weighted(factors, total.as_strided(self.size, self.stride, at))
+
+    def dense(self) -> Tensor:
+        part = self.use.dense()
+        n, size = len(part), torch.Size(self.shape).numel()
+        whole = part.new_zeros(n, size)
+        whole.as_strided((n, *self.size), (size, *self.stride), self.offset).copy_(part)
+        return whole.view(n, *self.shape)
+
+    def drop(self, bad: Tensor) -> None:
+        self.use.drop(bad)
+
+
+class Tied(Use):
+    """Several uses of one parameter (tied weights, a layer called twice, time steps): their sum."""
+
+    def __init__(self, uses: Sequence[Use]) -> None:
+        self.uses = _merge_outer(uses)
+        self.shape = uses[0].shape
+        self._dense: Tensor | None = None
+
+    def square_norms(self) -> Tensor:
+        if len(self.uses) == 1:
+            return self.uses[0].square_norms()
+        crosses = [_cross(u, v) for i, u in enumerate(self.uses) for v in self.uses[:i]]
+        if any(c is None for c in crosses):
+            self._dense = self.dense()
+            return row_dots(self._dense, self._dense)
+        norms = [u.square_norms() for u in self.uses]
+        total = torch.stack(norms).sum(0)
+        # Cancellation between the uses: bounded by (sum of norms)^2 times the rounding unit.
+        slack = torch.stack(norms).sqrt().sum(0).square_().mul_(4 * torch.finfo(total.dtype).eps)
+        for cross in crosses:
+            assert cross is not None
+            total = total + 2 * cross
+        return total.clamp_(min=0).add_(slack)
+
+    def add_weighted(self, factors: Tensor, total: Tensor) -> None:
+        if self._dense is not None:
+            PerExample(self._dense).add_weighted(factors, total)
+            return
+        for use in self.uses:
+            use.add_weighted(factors, total)
+
+    def dense(self) -> Tensor:
+        if self._dense is not None:
+            return self._dense
+        return torch.stack([u.dense().reshape(-1, *self.shape) for u in self.uses]).sum(0)
+
+    def drop(self, bad: Tensor) -> None:
+        if self._dense is not None:
+            self._dense = zero_rows(self._dense, bad)
+        for use in self.uses:
+            use.drop(bad)
+
+
+def _merge_outer(uses: Sequence[Use]) -> list[Use]:
+    """Outer products of one parameter are one longer sum of outer products."""
+    outers = [u for u in uses if type(u) is Outer]
+    if len(outers) < 2:
+        return list(uses)
+    a = torch.cat([u.a if u.a.ndim == 3 else u.a.unsqueeze(1) for u in outers], dim=1)
+    g = torch.cat([u.g if u.g.ndim == 3 else u.g.unsqueeze(1) for u in outers], dim=1)
+    return [Outer(a, g), *(u for u in uses if type(u) is not Outer)]
+
+
+def _cross(left: Use, right: Use) -> Tensor | float | None:
+    """Inner products <left_i, right_i> where there is a cheap form, None where there is not."""
+    if isinstance(left, Viewed) and isinstance(right, Viewed):
+        (low, high), (low2, high2) = left.span(), right.span()
+        return 0.0 if high < low2 or high2 < low else None
+    if isinstance(left, Outer) and isinstance(right, Rows):
+        left, right = right, left
+    if isinstance(left, Rows) and isinstance(right, Outer):
+        # Row indices[t] of sum_s g_s a_s^T is sum_s g_s[indices[t]] a_s.
+        g = right.g if right.g.ndim == 3 else right.g.unsqueeze(1)
+        a = right.a if right.a.ndim == 3 else right.a.unsqueeze(1)
+        picked = g.gather(2, left.indices.unsqueeze(1).expand(-1, g.shape[1], -1))
+        return (picked * torch.bmm(a, left.g.transpose(1, 2))).sum((1, 2))
+    return None

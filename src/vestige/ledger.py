@@ -1,0 +1,175 @@
+"""The ledger: what a run has spent so far, in the order in which it was spent.
+
+Every release charges the ledger before its noise is drawn, so a crash between the two can only
+overstate the cost. The ledger is append-only: nothing takes a charge back, and a saved state is
+loaded into an empty ledger only. It holds public numbers alone (sampling rate, noise, how often)
+and knows nothing of data, models or epsilon; accounting.py turns its events into epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vestige.errors import ConfigError, PrivacyError
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Event:
+    """One Poisson-subsampled Gaussian release, composed with itself `count` times.
+
+    `noise_multiplier` is the effective one: noise standard deviation over the joint sensitivity,
+    with beta already divided out (sigma_eff). Zero means no noise and so no privacy; infinity
+    means that nothing was revealed and costs nothing.
+    """
+
+    sample_rate: float
+    noise_multiplier: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        # Plain Python numbers, so that events compare, hash and serialise the same everywhere.
+        object.__setattr__(self, "sample_rate", _number(self.sample_rate, "sample_rate"))
+        object.__setattr__(
+            self, "noise_multiplier", _number(self.noise_multiplier, "noise_multiplier")
+        )
+        if not 0 < self.sample_rate <= 1:
+            raise ConfigError(
+                f"sample_rate {self.sample_rate} is not in (0, 1]: give the probability with which "
+                "each record enters a lot, expected lot size / dataset size"
+            )
+        if not self.noise_multiplier >= 0:
+            raise ConfigError(
+                f"noise_multiplier {self.noise_multiplier} is not >= 0: give the noise standard "
+                "deviation divided by the sensitivity (0 means no privacy)"
+            )
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
+            raise ConfigError(
+                f"count {self.count!r} is not a whole number >= 1: give the number of releases"
+            )
+
+
+class Ledger:
+    """Append-only record of the releases of a run.
+
+    Guarantee: after `charge` returns, every later answer of the ledger contains that charge, also
+    after `state_dict` / `load_state_dict` into a fresh ledger.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[Event] = []
+
+    def charge(self, sample_rate: float, noise_multiplier: float) -> None:
+        """Record one release. Call it before the noise is drawn."""
+        event = Event(sample_rate, noise_multiplier)
+        if self._runs and _key(self._runs[-1]) == _key(event):
+            event = _repeated(event, self._runs.pop().count + 1)
+        self._runs.append(event)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The charges in order, equal neighbours written as one event with a count."""
+        return tuple(self._runs)
+
+    def merged(self) -> tuple[Event, ...]:
+        """The charges with all equal ones merged, sorted: what an accountant needs."""
+        return merge(self._runs)
+
+    @property
+    def steps(self) -> int:
+        """How many releases were charged."""
+        return sum(event.count for event in self._runs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The ledger as strict JSON types (an infinite multiplier is the string "inf")."""
+        return {
+            "version": _VERSION,
+            "events": [
+                {
+                    "sample_rate": event.sample_rate,
+                    "noise_multiplier": (
+                        event.noise_multiplier if math.isfinite(event.noise_multiplier) else "inf"
+                    ),
+                    "count": event.count,
+                }
+                for event in self._runs
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` wrote, into an empty ledger only.
+
+        A ledger that has charges refuses: replacing them could lower what was already spent.
+        A malformed state raises and leaves the ledger as it was.
+        """
+        if self._runs:
+            raise PrivacyError(
+                f"this ledger already holds {self.steps} releases and loading would forget them: "
+                "load the state into a fresh ledger before the first release"
+            )
+        self._runs = _parse(state)
+
+    def __repr__(self) -> str:
+        return f"Ledger(steps={self.steps}, events={len(self._runs)})"
+
+
+def merge(events: Iterable[Event]) -> tuple[Event, ...]:
+    """Events with equal ones merged, in a canonical order.
+
+    Each event has a fixed worst case (a dominating pair), so the cost of a composition does not
+    depend on the order of its releases and merging changes no epsilon.
+    """
+    counts: dict[tuple[float, float], int] = {}
+    for event in events:
+        counts[_key(event)] = counts.get(_key(event), 0) + event.count
+    return tuple(Event(rate, noise, count) for (rate, noise), count in sorted(counts.items()))
+
+
+def _key(event: Event) -> tuple[float, float]:
+    return event.sample_rate, event.noise_multiplier
+
+
+def _repeated(event: Event, count: int) -> Event:
+    return Event(event.sample_rate, event.noise_multiplier, count)
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool | str):
+        raise ConfigError(f"{name} {value!r} is not a number: give a float")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} {value!r} is not a number: give a float") from None
+
+
+def _parse(state: Mapping[str, Any]) -> list[Event]:
+    """The events of a saved state; anything but what `state_dict` writes is refused."""
+    if not isinstance(state, Mapping) or set(state) != {"version", "events"}:
+        raise ConfigError(
+            "the ledger state is not a mapping with exactly 'version' and 'events': "
+            "pass what Ledger.state_dict() returned"
+        )
+    if state["version"] != _VERSION:
+        raise ConfigError(
+            f"ledger state version {state['version']!r} is not {_VERSION}: "
+            "load it with the version of vestige that wrote it"
+        )
+    if not isinstance(state["events"], list | tuple):
+        raise ConfigError(
+            f"ledger state 'events' is {type(state['events']).__name__}, not a list: "
+            "pass what Ledger.state_dict() returned"
+        )
+    events = []
+    for row in state["events"]:
+        if not isinstance(row, Mapping) or set(row) != {"sample_rate", "noise_multiplier", "count"}:
+            raise ConfigError(
+                f"ledger event {row!r} is not a mapping with exactly 'sample_rate', "
+                "'noise_multiplier' and 'count': pass what Ledger.state_dict() returned"
+            )
+        noise = math.inf if row["noise_multiplier"] == "inf" else row["noise_multiplier"]
+        events.append(Event(row["sample_rate"], noise, row["count"]))
+    return events

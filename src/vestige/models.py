@@ -1,0 +1,174 @@
+"""The models of the papers: linear, mlp, cnn and resnet18.
+
+None of them couples the examples of a batch (no BatchNorm), so that each example has a gradient of
+its own, and none works in place, which would take away the inputs that the gradient rules keep.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vestige.errors import ConfigError
+
+
+def build(
+    name: str, input_shape: Sequence[int], classes: int, seed: int | None = None
+) -> nn.Module:
+    """A fresh model of that name, on the CPU, for examples of ``input_shape`` (without the batch).
+
+    With a ``seed`` the initial weights depend on nothing else, and the global random state is left
+    as it was. The seed is harmless to publish: the initial weights know nothing of the data.
+    """
+    if name not in _BUILDERS:
+        raise ConfigError(f"Unknown model {name!r}; choose one of {', '.join(MODELS)}.")
+    shape = tuple(input_shape)
+    if not shape or not all(_is_whole(n) and n >= 1 for n in shape):
+        raise ConfigError(f"input_shape is {shape}; it must be whole numbers of at least 1.")
+    if not _is_whole(classes) or classes < 2:
+        raise ConfigError(f"classes is {classes!r}; it must be a whole number of at least 2.")
+    if seed is not None and not (_is_whole(seed) and 0 <= seed < 2**63):
+        raise ConfigError(f"seed is {seed!r}; it must be a whole number from 0 to 2^63 - 1.")
+    if name in _IMAGE_MODELS:
+        _check_image(name, shape)
+
+    # On the CPU whatever the default device, so that a seed means the same weights everywhere.
+    with torch.device("cpu"):
+        if seed is None:
+            return _BUILDERS[name](shape, classes)
+        # torch.manual_seed would reseed the accelerators too, and devices=[] does not restore them.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return _BUILDERS[name](shape, classes)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_image(name: str, shape: tuple[int, ...]) -> None:
+    if len(shape) != 3:
+        raise ConfigError(
+            f"{name} needs images of shape (channels, height, width), but an example has the shape "
+            f"{shape}; reshape x, or use the model mlp or linear."
+        )
+    channels, height, width = shape
+    # Float images are taken as they come, and channels-last ones would train without an error.
+    if channels > 4 and width in (1, 3) and height != width:
+        raise ConfigError(
+            f"An example has the shape {shape}, which looks like (height, width, channels), but "
+            f"{name} needs (channels, height, width); convert with x.transpose(0, 3, 1, 2)."
+        )
+
+
+def _linear(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(
+        OrderedDict(flatten=nn.Flatten(), out=nn.Linear(math.prod(shape), classes))
+    )
+
+
+def _mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The FO paper's network: in-64-32-classes with tanh (arXiv 2605.09890)."""
+    return nn.Sequential(
+        OrderedDict(
+            flatten=nn.Flatten(),
+            hidden1=nn.Linear(math.prod(shape), 64),
+            tanh1=nn.Tanh(),
+            hidden2=nn.Linear(64, 32),
+            tanh2=nn.Tanh(),
+            out=nn.Linear(32, classes),
+        )
+    )
+
+
+def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Six convolutions and two linear layers with tanh, 550,570 parameters on CIFAR-10.
+
+    The end-to-end CNN of Tramer and Boneh (arXiv 2011.11660), after Papernot et al., Tempered
+    Sigmoid Activations for Deep Learning with Differential Privacy (arXiv 2007.14191).
+    """
+    channels, height, width = shape
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    sizes = (channels, 32, 32, 64, 64, 128, 128)
+    for i, (inputs, outputs) in enumerate(pairwise(sizes), start=1):
+        layers[f"conv{i}"] = nn.Conv2d(inputs, outputs, kernel_size=3, padding=1)
+        layers[f"tanh{i}"] = nn.Tanh()
+        if i % 2 == 0:
+            # Rounding up leaves at least one pixel of the smallest image.
+            layers[f"pool{i // 2}"] = nn.MaxPool2d(2, ceil_mode=True)
+    layers["flatten"] = nn.Flatten()
+    layers["hidden"] = nn.Linear(128 * math.ceil(height / 8) * math.ceil(width / 8), 128)
+    layers["tanh7"] = nn.Tanh()
+    layers["out"] = nn.Linear(128, classes)
+    return nn.Sequential(layers)
+
+
+def _norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(math.gcd(32, channels), channels)
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with GroupNorm and a shortcut, as in He et al. (arXiv 1512.03385)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = _norm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = _norm(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                OrderedDict(
+                    conv=nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False),
+                    norm=_norm(outputs),
+                )
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output for a batch of feature maps."""
+        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(inner + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 for small images: 3x3 stem, no first pooling, GroupNorm in place of BatchNorm.
+
+    11,173,962 parameters for CIFAR-10.
+    """
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        self.norm = _norm(64)
+        blocks = []
+        for inputs, outputs, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
+            blocks += [ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)]
+        self.blocks = nn.Sequential(*blocks)
+        self.out = nn.Linear(512, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The class scores for a batch of images."""
+        features: Tensor = self.blocks(F.relu(self.norm(self.conv(x))))
+        scores: Tensor = self.out(features.mean(dim=(2, 3)))
+        return scores
+
+
+def _resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return ResNet18(shape[0], classes)
+
+
+_BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+    "linear": _linear,
+    "mlp": _mlp,
+    "cnn": _cnn,
+    "resnet18": _resnet18,
+}
+_IMAGE_MODELS = ("cnn", "resnet18")
+
+MODELS = tuple(_BUILDERS)
+"""The names that ``build`` knows."""
