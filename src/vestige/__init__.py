@@ -1,0 +1,44 @@
+"""Vestige: differentially private PyTorch training that remembers only what it has released."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = [
+    "ConfigError",
+    "PrivacyEngine",
+    "PrivacyError",
+    "PrivacyPlan",
+    "UnsupportedModel",
+    "VestigeError",
+    "fix",
+    "methods",
+]
+
+if TYPE_CHECKING:
+    from vestige import methods
+    from vestige.engine import PrivacyEngine
+    from vestige.errors import ConfigError, PrivacyError, UnsupportedModel, VestigeError
+    from vestige.plan import PrivacyPlan
+    from vestige.validation import fix
+
+_HOMES = {
+    "PrivacyEngine": "vestige.engine",
+    "PrivacyPlan": "vestige.plan",
+    "fix": "vestige.validation",
+    "ConfigError": "vestige.errors",
+    "PrivacyError": "vestige.errors",
+    "UnsupportedModel": "vestige.errors",
+    "VestigeError": "vestige.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `vestige budget` needs no torch, and torch takes seconds to import."""
+    if name == "methods":
+        return importlib.import_module("vestige.methods")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vestige' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

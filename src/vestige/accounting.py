@@ -38,8 +38,10 @@ ACCOUNTANTS = ("pld", "rdp", "rdp_classic")
 GUARANTEE = "(epsilon, delta)-DP, add/remove one record"
 MARGINAL_NOTE = "diagnostic, not a guarantee"
 
-# Below this multiplier the true epsilon exceeds 1e11; infinity is an honest upper bound.
+# Below this multiplier the true epsilon exceeds 1e11; infinity is an honest upper bound. Above the
+# other, releases are accounted as if they had no more noise than that: squares must not overflow.
 _SMALLEST_NOISE = 1e-6
+_LARGEST_NOISE = 1e8
 # exp(-loss) underflows near a loss of 745: beyond this epsilon the PLD sums lose their precision.
 _LARGEST_PLD_EPSILON = 700.0
 # Rounding of the FFT moves a delta by less than 1e-13 (measured up to 1e8 releases). It is taken
@@ -104,7 +106,11 @@ def epsilon(events: Sequence[Event], delta: float, accountant: str = "pld") -> f
     name = accountant_name(accountant)
     delta = _check_delta(delta)
     # Infinite noise reveals nothing. One release without noise reveals everything.
-    merged = merge(event for event in events if event.noise_multiplier < math.inf)
+    merged = merge(
+        Event(event.sample_rate, min(event.noise_multiplier, _LARGEST_NOISE), event.count)
+        for event in events
+        if event.noise_multiplier < math.inf
+    )
     if not merged:
         return 0.0
     if any(event.noise_multiplier < _SMALLEST_NOISE for event in merged):
@@ -282,10 +288,11 @@ def _orders() -> tuple[float, ...]:
 
     The bound is a sum of a growing and a falling power of (order - 1), so steps of 8 % around the
     best order cost less than 0.1 % of epsilon. Small orders serve large epsilons and the reverse;
-    from 8 on orders are whole, where the closed form is exact, and large ones are sparser because
-    their cost grows with the order.
+    from 8 on orders are whole, where the closed form always converges, and large ones are sparser
+    because their cost grows with the order. The whole orders below 8 anchor the fractional ones
+    that do not converge.
     """
-    orders = []
+    orders = [float(order) for order in range(2, 8)]
     excess = 0.011
     while excess < 2048:
         orders.append(1 + excess if excess < 7 else float(round(1 + excess)))
@@ -369,9 +376,11 @@ def _pld_epsilon(events: tuple[Event, ...], delta: float) -> float:
     from dp_accounting.pld import privacy_loss_distribution
 
     interval = _interval(events)
+    if interval is None:
+        return math.inf
     total = None
-    # Losses of a thousand nats under- and overflow to the right limits.
-    with np.errstate(over="ignore", under="ignore"):
+    # Losses of hundreds of nats under- and overflow to the right limits; NaN is caught below.
+    with np.errstate(all="ignore"):
         for event in events:
             sigma, count = _self_composed(event)
             one = privacy_loss_distribution.from_gaussian_mechanism(
@@ -384,7 +393,8 @@ def _pld_epsilon(events: tuple[Event, ...], delta: float) -> float:
             run = _power(one, count)
             total = run if total is None else total.compose(run)
         assert total is not None
-        return max(0.0, float(total.get_epsilon_for_delta(delta - _FFT_NOISE)))
+        bound = float(total.get_epsilon_for_delta(delta - _FFT_NOISE))
+    return math.inf if math.isnan(bound) else max(0.0, bound)
 
 
 def _self_composed(event: Event) -> tuple[float, int]:
@@ -408,13 +418,14 @@ def _power(one: Any, count: int) -> Any:
     return power.compose(one.self_compose(rest)) if rest else power
 
 
-def _interval(events: tuple[Event, ...]) -> float:
+def _interval(events: tuple[Event, ...]) -> float | None:
     """The grid on which losses are rounded: fine against one release, and affordable.
 
     Rounding adds about interval^2 / 6 to the variance of the loss of each release, so epsilon is
     overstated by roughly (interval / standard deviation of one loss)^2 / 12, relatively. At a 64th
-    that is nothing. A fixed interval would be far too coarse for small epsilons and would need
-    gigabytes for large ones. Coarser is always still an upper bound.
+    that is nothing. Any fixed interval would be too coarse for small epsilons or need gigabytes
+    for large ones. Coarser is always still an upper bound. None when even the largest loss would
+    fall between two points: such releases reveal less than double precision resolves.
     """
     reach = variance = 0.0
     releases = 0
@@ -430,8 +441,8 @@ def _interval(events: tuple[Event, ...]) -> float:
         chi_square = q * q * math.expm1(precision) if precision < 50 else math.inf
         variance += count * min(chi_square, q * (precision + precision**2 / 4))
         releases += count
-    return max(
-        math.sqrt(variance / releases) / 64,
+    interval = max(
+        min(math.sqrt(variance / releases) / 64, 1e-3),
         # At most about 1e5 points for one release and 4e5 (16 standard deviations) for all.
         reach / 1e5,
         16 * math.sqrt(variance) / 4e5,
@@ -439,6 +450,7 @@ def _interval(events: tuple[Event, ...]) -> float:
         # on too fine a grid those errors, all counted as loss, would exceed the loss itself.
         math.sqrt(3e-17 * releases * reach),
     )
+    return interval if interval < reach else None
 
 
 def _coarsened(events: tuple[Event, ...]) -> tuple[Event, ...]:

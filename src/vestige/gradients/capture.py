@@ -38,6 +38,7 @@ class Batch:
     rows: int
     empty: bool = False  # the lot is empty: the one row is a stand-in and contributes nothing
     last: bool = True  # the lot's last physical batch
+    lot: int = 0
     record: ForwardRecord = field(default_factory=ForwardRecord)
     backward: int | None = None  # the autograd pass that brings its gradients
     done: bool = False

@@ -1,0 +1,340 @@
+"""`PrivacyEngine`: put it around your own training loop.
+
+It ties the rooms together: Poisson lots from the loader, per-example clipping in the backward pass,
+one release per lot in `optimizer.step()`, and the ledger that every release is charged to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from vestige import accounting
+from vestige.clipping import Clip
+from vestige.errors import ConfigError, PrivacyError
+from vestige.gradients import capture
+from vestige.groups import Groups, Partition, partition
+from vestige.ledger import Ledger
+from vestige.methods import Method, resolve
+from vestige.plan import PrivacyPlan, check_count, lots_per_epoch, sampling_rate
+from vestige.randomness import Randomness
+from vestige.release import Door, NoiseScale
+from vestige.run import Run
+from vestige.sampling import LotSampler, PrivateLoader, check_loader
+from vestige.validation import check_criterion, check_model, check_optimizer
+
+_VERSION = 1
+REPEATABLE = "repeatable noise: not private towards anyone who knows the seed"
+
+
+class PrivacyEngine:
+    """Makes a model, an optimizer and a data loader train with differential privacy.
+
+    Guarantee: after any number of steps, everything the loop has released (the weights, and all
+    that is computed from them) is (epsilon, delta)-differentially private for adding or removing
+    one record, with epsilon = `get_epsilon(delta)`, provided that each row's loss depends on that
+    row alone and that `noise_seed` was not used. What the loop itself does with batches, such as
+    printing training losses, is outside the guarantee.
+
+    Papers: Abadi et al. 2016 (arXiv 1607.00133); accounting by Google's dp-accounting.
+    """
+
+    def __init__(
+        self,
+        accountant: str = "pld",
+        *,
+        secure_mode: bool = False,
+        seed: int | None = None,
+        noise_seed: int | None = None,
+    ) -> None:
+        self.accountant = accounting.accountant_name(accountant)
+        self._secure, self._seed, self._noise_seed = secure_mode, seed, noise_seed
+        self._ledger = Ledger()
+        self._run: Run | None = None
+
+    # -- making things private --------------------------------------------------------------
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float | None = None,
+        max_grad_norm: float | Sequence[float],
+        clipping: Partition | None = None,
+        group_noise_multipliers: Sequence[float] | None = None,
+        method: str | Method = "dp-sgd",
+        max_physical_batch_size: int | None = None,
+        loss_reduction: str = "mean",
+        criterion: Any = None,
+        batch_first: bool = True,
+        dataset_size: int | None = None,
+        sample_rate: float | None = None,
+        steps: int | None = None,
+        seed: int | None = None,
+        noise_seed: int | None = None,
+        secure_noise: bool = False,
+        secure_mode: bool = False,
+        self_check: bool = True,
+        poisson_sampling: bool = True,
+        noise_generator: Any = None,
+    ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
+        """Train privately with a given noise multiplier; returns (module, optimizer, loader).
+
+        The module and the optimizer are the ones passed in, with hooks; the loader is new. Its
+        batch size becomes the expected lot size and the public divisor of every sum. See
+        docs/guide.md for each argument.
+
+        Guarantee: each `optimizer.step()` that completes a lot is one release, charged before its
+        noise is drawn.
+        """
+        if self._run is not None:
+            raise ConfigError(
+                "make_private was called before on this engine: one engine guards one run. Make a "
+                "new PrivacyEngine for another model."
+            )
+        if not poisson_sampling:
+            raise ConfigError(
+                "poisson_sampling=False is refused: the accountants assume Poisson lots, and fixed "
+                "or shuffled batches with the same epsilon would be a false claim."
+            )
+        if noise_generator is not None:
+            raise ConfigError(
+                "noise_generator is refused: noise is keyed by the engine, step by step. Use "
+                "noise_seed=... for a repeatable test run or secure_mode=True."
+            )
+        check_model(module)
+        check_optimizer(optimizer, module)
+        check_criterion(criterion, loss_reduction)
+        batch_size = check_loader(data_loader)
+        if max_physical_batch_size is not None:
+            check_count("max_physical_batch_size", max_physical_batch_size)
+        if steps is not None:
+            check_count("steps", steps)
+        chosen = resolve(method)
+        form = chosen.clipping if clipping is None else clipping
+        groups = partition(module, form)
+        clip = Clip.over(max_grad_norm, groups.names)
+        noise = _noise_scale(noise_multiplier, group_noise_multipliers, clip, groups)
+        records = len(data_loader.dataset)  # type: ignore[arg-type]
+        size = records if dataset_size is None else dataset_size
+        plan = PrivacyPlan(
+            method=chosen.name,
+            dataset_size=size,
+            size_declared=dataset_size is not None,
+            batch_size=batch_size,
+            sample_rate=sampling_rate(size, batch_size, sample_rate),
+            clipping=form if isinstance(form, str) else "partition",
+            group_names=groups.names,
+            bounds=clip.bounds,
+            noise_multiplier=noise.joint,
+            noise_stds=noise.stds,
+            beta=chosen.query_weight,
+            steps=steps,
+            max_physical_batch_size=max_physical_batch_size,
+            loss_reduction=loss_reduction,
+        )
+        randomness = Randomness(
+            self._noise_seed if noise_seed is None else noise_seed,
+            self._secure or secure_mode or secure_noise,
+        )
+        lots = LotSampler(
+            randomness, records, plan.sample_rate, plan.lots_per_epoch, max_physical_batch_size
+        )
+        watch = capture(module, groups, clip, batch_first)
+        door = Door(groups, noise, plan.sample_rate, randomness, self._ledger)
+        chosen_seed = self._seed if seed is None else seed
+        run = Run(plan, optimizer, watch, lots, door, randomness, self_check, chosen_seed or 0)
+        run.attach()
+        self._run = run
+        return module, optimizer, PrivateLoader(data_loader, lots, run.hand_out)
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int | None = None,
+        steps: int | None = None,
+        max_grad_norm: float | Sequence[float],
+        method: str | Method = "dp-sgd",
+        dataset_size: int | None = None,
+        sample_rate: float | None = None,
+        **options: Any,
+    ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
+        """`make_private` with the noise solved for: `target_epsilon` after `epochs` (or `steps`).
+
+        Guarantee: the epsilon reported by this engine after that many lots is at most the target:
+        the same accountant and the same event calibrate and report.
+        """
+        if (epochs is None) == (steps is None):
+            raise ConfigError(
+                f"epochs={epochs} and steps={steps}: give exactly one of them, the length of the "
+                "run that the noise is solved for."
+            )
+        if "noise_multiplier" in options or "group_noise_multipliers" in options:
+            raise ConfigError(
+                "make_private_with_epsilon solves for the noise: leave the noise multiplier out, "
+                "or call make_private."
+            )
+        batch_size = check_loader(data_loader)
+        size = len(data_loader.dataset) if dataset_size is None else dataset_size  # type: ignore[arg-type]
+        rate = sampling_rate(size, batch_size, sample_rate)
+        if steps is None:
+            steps = check_count("epochs", epochs) * lots_per_epoch(size, batch_size)
+        found = accounting.calibrate(
+            target_epsilon,
+            target_delta,
+            rate,
+            check_count("steps", steps),
+            self.accountant,
+            resolve(method).query_weight,
+        )
+        return self.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            noise_multiplier=found.noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            method=method,
+            dataset_size=dataset_size,
+            sample_rate=sample_rate,
+            steps=steps,
+            **options,
+        )
+
+    # -- while training ---------------------------------------------------------------------
+
+    def backward(self, losses: Tensor) -> None:
+        """Backward from one loss per row: no reduction to declare, nothing to get wrong."""
+        run = self._attached()
+        batch = run.capture.batch
+        rows = batch.rows if batch else None
+        if not isinstance(losses, Tensor) or losses.ndim != 1 or losses.shape[0] != rows:
+            shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise PrivacyError(
+                f"engine.backward got {shape} for a batch of {rows} rows: give one loss per row, "
+                "for example F.cross_entropy(output, y, reduction='none')."
+            )
+        run.capture.mean_loss = False
+        try:
+            losses.sum().backward()
+        finally:
+            run.capture.mean_loss = run.plan.loss_reduction == "mean"
+
+    def abandon_lot(self) -> None:
+        """Give up the lot at hand (after an error or an interrupt). It is charged all the same."""
+        self._attached().abandon_lot()
+
+    def detach(self) -> None:
+        """Take the hooks off the model and the optimizer, so that they can be used elsewhere."""
+        self._attached().detach()
+
+    # -- what was spent ---------------------------------------------------------------------
+
+    def get_epsilon(self, delta: float, accountant: str | None = None) -> float:
+        """Epsilon of everything released so far, at `delta`, by this engine's accountant.
+
+        Guarantee: an upper bound (PLD rounds up; RDP is a bound by construction) for adding or
+        removing one record.
+        """
+        name = self.accountant if accountant is None else accounting.accountant_name(accountant)
+        return accounting.epsilon(self._ledger.merged(), delta, name)
+
+    @property
+    def released(self) -> int:
+        """The number of releases so far."""
+        return self._run.door.steps if self._run else 0
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """The public facts of the run."""
+        return self._attached().plan
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was charged, in order."""
+        return self._ledger
+
+    def caveats(self) -> list[str]:
+        """What the reader of epsilon must know, in sentences: none for a plain run."""
+        run = self._attached()
+        found = []
+        if run.repeatable:
+            found.append(REPEATABLE)
+        if run.plan.noise_multiplier == 0:
+            found.append("no noise: nothing is private, epsilon is infinite")
+        if not run.plan.size_declared:
+            found.append(
+                f"the number of records, {run.plan.dataset_size}, is treated as public (declare "
+                "dataset_size=... to protect it)"
+            )
+        return found
+
+    # -- saving -----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plan, ledger and position as plain JSON types. No key, no generator state, no example."""
+        run = self._attached()
+        return {
+            "version": _VERSION,
+            "plan": run.plan.as_dict(),
+            "ledger": self._ledger.state_dict(),
+            "released": run.door.steps,
+            "next_lot": run.lots.next_lot,
+            "repeatable_noise": run.repeatable,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue a run: call it after make_private with the same settings, before any step.
+
+        Guarantee: what was spent before stays charged. Noise is never repeated: this engine has a
+        key of its own (in test mode, the noise_seed's: lots and noise continue where they were).
+        """
+        run = self._attached()
+        if state.get("version") != _VERSION:
+            raise ConfigError(
+                f"engine state has version {state.get('version')!r}; this Vestige reads {_VERSION}."
+            )
+        ours, theirs = run.plan.as_dict(), dict(state["plan"])
+        different = [k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k)]
+        if different:
+            details = "; ".join(f"{k}: {theirs.get(k)} -> {ours.get(k)}" for k in sorted(different))
+            raise PrivacyError(
+                f"the saved run was made with other settings ({details}): call make_private with "
+                "the same ones, or start a new run."
+            )
+        self._ledger.load_state_dict(state["ledger"])
+        run.door.steps = int(state["released"])
+        run.lots.next_lot = int(state["next_lot"])
+        run.repeatable = run.repeatable or bool(state["repeatable_noise"])
+
+    def _attached(self) -> Run:
+        if self._run is None:
+            raise ConfigError("call make_private or make_private_with_epsilon first.")
+        return self._run
+
+
+def _noise_scale(
+    noise_multiplier: float | None,
+    group_noise_multipliers: Sequence[float] | None,
+    clip: Clip,
+    groups: Groups,
+) -> NoiseScale:
+    if (noise_multiplier is None) == (group_noise_multipliers is None):
+        raise ConfigError(
+            f"noise_multiplier={noise_multiplier} and group_noise_multipliers="
+            f"{group_noise_multipliers}: give exactly one of them."
+        )
+    if group_noise_multipliers is not None:
+        return NoiseScale.by_group(group_noise_multipliers, clip.bounds, groups.names)
+    assert noise_multiplier is not None
+    return NoiseScale.shared(noise_multiplier, clip.bounds)

@@ -1,0 +1,86 @@
+"""The plan: the frozen public facts of a private run.
+
+Sampler, noise, divisor and accountant all read their numbers here, so they cannot disagree. No
+field depends on the records, except `dataset_size` where it was not declared: it is then len(data),
+and the run's caveats say that the size is treated as public.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vestige.errors import ConfigError
+
+ADJACENCY = "add or remove one record"
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """What was fixed before the first lot was drawn.
+
+    Guarantee: `lots_per_epoch` and `sample_rate` are computed once, in integers where they can be,
+    and used by loader, accountant and calibration alike.
+    """
+
+    method: str
+    dataset_size: int
+    size_declared: bool
+    batch_size: int
+    sample_rate: float
+    clipping: str
+    group_names: tuple[str, ...]
+    bounds: tuple[float, ...]
+    noise_multiplier: float
+    noise_stds: tuple[float, ...]
+    beta: float = 1.0
+    steps: int | None = None
+    max_physical_batch_size: int | None = None
+    loss_reduction: str = "mean"
+    adjacency: str = ADJACENCY
+
+    @property
+    def lots_per_epoch(self) -> int:
+        """ceil(dataset_size / batch_size), in integers."""
+        return lots_per_epoch(self.dataset_size, self.batch_size)
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one record moves the clipped sum: sqrt(sum_g C_g^2)."""
+        return math.sqrt(sum(c * c for c in self.bounds))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as plain JSON types."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+def lots_per_epoch(dataset_size: int, batch_size: int) -> int:
+    """The number of lots in an epoch: ceil(dataset_size / batch_size)."""
+    return -(-dataset_size // batch_size)
+
+
+def sampling_rate(dataset_size: int, batch_size: int, sample_rate: float | None = None) -> float:
+    """The Poisson rate: the declared one, or batch_size / dataset_size."""
+    check_count("dataset_size", dataset_size)
+    check_count("batch_size", batch_size)
+    if batch_size > dataset_size:
+        raise ConfigError(
+            f"the lot of {batch_size} is larger than the data of {dataset_size} records: "
+            "use a batch_size of at most the dataset's size."
+        )
+    if sample_rate is None:
+        return batch_size / dataset_size
+    if not 0 < sample_rate <= 1:
+        raise ConfigError(
+            f"sample_rate={sample_rate} must be in (0, 1]: it is each record's chance to be in a "
+            "lot; leave it out for batch_size / dataset_size."
+        )
+    return sample_rate
+
+
+def check_count(name: str, value: Any) -> int:
+    """A positive whole number, or ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least 1.")
+    return value

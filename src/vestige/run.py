@@ -1,0 +1,135 @@
+"""One model in training: follows every lot from the loader through the step to the release.
+
+The order of events is checked at every turn: a drawn lot must be released, a release needs a fresh
+backward, and the trainable set must be the one that the noise was planned for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from vestige.errors import PrivacyError
+from vestige.gradients import Batch, Capture
+from vestige.plan import PrivacyPlan
+from vestige.randomness import Randomness
+from vestige.release import ClippedSum, Door, Release
+from vestige.sampling import LotSampler
+from vestige.schedulers import gate_schedulers
+from vestige.selfcheck import self_check
+from vestige.validation import check_optimizer
+
+
+class Run:
+    """One model in training: follows every lot from the loader to the release."""
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        optimizer: Optimizer,
+        watch: Capture,
+        lots: LotSampler,
+        door: Door,
+        randomness: Randomness,
+        check: bool,
+        seed: int,
+    ) -> None:
+        self.plan, self.optimizer, self.capture = plan, optimizer, watch
+        self.lots, self.door = lots, door
+        self.repeatable = randomness.repeatable
+        self.groups = watch.groups
+        self._seed = seed
+        self._just_released = True
+        self._lot_open = False
+        self._current_lot = 0
+        self._gradient = torch.zeros_like(watch.collector.total)
+        self._views = [(s.parameter, s.view(self._gradient)) for s in self.groups.slots]
+        watch.mean_loss = plan.loss_reduction == "mean"
+        if check:
+            watch.before_forward = self._check_once
+
+    def attach(self) -> None:
+        """Hook into the model and the optimizer."""
+        self.capture.attach()
+        self._hook = self.optimizer.register_step_pre_hook(self._before_step)
+        for slot in self.groups.slots:
+            slot.parameter.grad = None  # an old gradient would be applied on the first partial lot
+
+    def detach(self) -> None:
+        """Take the hooks off."""
+        self.capture.detach()
+        self._hook.remove()
+
+    def _check_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.capture.before_forward = None
+        self.capture.unfold = self_check(self.capture, args, kwargs, self._seed)
+
+    def hand_out(self, batch: Batch) -> None:
+        """The loader gives `batch` to the loop."""
+        if self.capture.batch is not None:
+            raise PrivacyError(
+                "the loader was asked for another batch before optimizer.step() was called for "
+                "the last one: every drawn lot must be released. Step on every batch, look at "
+                "loader.dataset instead of drawing a lot, or call engine.abandon_lot()."
+            )
+        if self._lot_open and self._current_lot != batch.lot:
+            raise PrivacyError(
+                "a lot was left before its last physical batch: every drawn lot must be released. "
+                "Finish it, or call engine.abandon_lot()."
+            )
+        if not self._lot_open:
+            self.capture.collector.clear()
+            self._lot_open, self._current_lot = True, batch.lot
+            if self.plan.max_physical_batch_size is not None and not batch.last:
+                gate_schedulers(self.optimizer, lambda: self._just_released)
+        self.capture.start(batch)
+
+    def abandon_lot(self) -> None:
+        """Charge the open lot and forget it."""
+        if self._lot_open:
+            self.door.charge(self.plan.beta)
+        self.capture.stop_watching()
+        self.capture.collector.clear()
+        self.capture.batch = None
+        self._lot_open = False
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Runs when the loop calls optimizer.step(): release, and set the gradients."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()  # backward must come before the release
+            args, kwargs = args[:1], {**kwargs, "closure": lambda: loss}
+        batch = self.capture.batch
+        if batch is None or not batch.done:
+            raise PrivacyError(
+                "optimizer.step() without a fresh backward: the loop must draw a batch from the "
+                "private loader, call backward on its loss, and then step, once for every batch."
+            )
+        self.groups.check_unchanged(self.capture.module)
+        check_optimizer(optimizer, self.capture.module)
+        self.capture.batch = None
+        self._just_released = batch.last
+        if batch.last:
+            self._lot_open = False
+            self._apply(self._release())
+        else:
+            for parameter, _ in self._views:
+                parameter.grad = None  # optimizers pass over parameters without a gradient
+        return args, kwargs
+
+    @torch.no_grad()
+    def _release(self) -> Release:
+        total = self.capture.collector.total
+        return self.door.release(ClippedSum(total, self.plan.bounds), gain=self.plan.beta)
+
+    @torch.no_grad()
+    def _apply(self, release: Release) -> None:
+        """Hand the release, divided by the public batch size, to the optimizer."""
+        torch.div(release.values, self.plan.batch_size, out=self._gradient)
+        for parameter, view in self._views:
+            parameter.grad = view.to(parameter.dtype)

@@ -1,0 +1,206 @@
+"""Poisson lots: every record is in every lot independently with the sampling rate.
+
+A lot is drawn in time proportional to the lot: the gaps between the records of a Poisson sample are
+geometric, so the draw jumps from one record to the next. Lots may be empty. The indices of lot t
+are a function of the secret key and t alone, whatever the number of worker processes.
+
+Guarantee: exact Poisson sampling up to 2^-53 in each gap's probability, which is what the
+accountants assume (Abadi et al. 2016; shuffled or fixed-size batches would need other accounting,
+Chua et al. 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from vestige.errors import ConfigError
+from vestige.gradients.capture import Batch
+from vestige.randomness import LOTS, Randomness
+
+
+def draw_lot(
+    randomness: Randomness, step: int, size: int, sample_rate: float
+) -> npt.NDArray[np.int64]:
+    """The sorted indices of lot `step`: each of range(size) with probability `sample_rate`."""
+    if sample_rate >= 1:
+        return np.arange(size, dtype=np.int64)
+    expected = size * sample_rate
+    want = int(expected + 6 * math.sqrt(expected) + 16)
+    while True:
+        # A longer draw of the same stream begins with the same numbers.
+        u = randomness.uniforms(LOTS, step, want)
+        gaps = np.minimum(np.floor(np.log(u) / math.log1p(-sample_rate)), 2.0**62 / want)
+        places = np.cumsum(gaps + 1) - 1
+        if places[-1] >= size:
+            return places[places < size].astype(np.int64)
+        want *= 2
+
+
+class LotSampler(Sampler[list[int]]):
+    """Yields the physical batches of an epoch's lots and remembers, in order, what each one is."""
+
+    def __init__(
+        self,
+        randomness: Randomness,
+        size: int,
+        sample_rate: float,
+        lots_per_epoch: int,
+        max_physical_batch_size: int | None = None,
+    ) -> None:
+        self._randomness = randomness
+        self.size, self.sample_rate, self.lots = size, sample_rate, lots_per_epoch
+        self.physical = max_physical_batch_size
+        self.next_lot = 0  # the first lot that was never handed out
+        self.batches: deque[Batch] = deque()  # in the order of the index lists
+
+    def __len__(self) -> int:
+        return self.lots
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # Workers read ahead, so the count of lots handed out is kept by `take`, not here.
+        self.batches.clear()
+        for number in range(self.next_lot, self.next_lot + self.lots):
+            lot = draw_lot(self._randomness, number, self.size, self.sample_rate).tolist()
+            step = self.physical or max(1, len(lot))
+            for first in range(0, max(1, len(lot)), step):
+                rows = lot[first : first + step]
+                last = first + step >= len(lot)
+                self.batches.append(Batch(max(1, len(rows)), not rows, last, lot=number))
+                yield rows
+
+    def take(self) -> Batch:
+        """What the next batch in order is; its lot counts as handed out from now on."""
+        batch = self.batches.popleft()
+        self.next_lot = batch.lot + 1
+        return batch
+
+
+class PrivateLoader(DataLoader[Any]):
+    """A `DataLoader` of Poisson lots over the user's dataset.
+
+    Its length is the number of lots in an epoch; with `max_physical_batch_size` a lot may come in
+    several batches. An empty lot is one row of zeros, which the engine leaves out of the sum.
+    """
+
+    def __init__(
+        self, source: DataLoader[Any], lots: LotSampler, hand_out: Callable[[Batch], None]
+    ) -> None:
+        self._lots, self._hand_out = lots, hand_out
+        self._tensors = _in_memory(source)
+        workers = source.num_workers
+        super().__init__(
+            source.dataset,
+            batch_sampler=lots,
+            num_workers=workers,
+            collate_fn=_Collate(source.dataset, source.collate_fn),
+            pin_memory=source.pin_memory,
+            timeout=source.timeout,
+            worker_init_fn=source.worker_init_fn,
+            multiprocessing_context=source.multiprocessing_context if workers else None,
+            generator=source.generator,
+            prefetch_factor=source.prefetch_factor if workers else None,
+            persistent_workers=source.persistent_workers,
+        )
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batches = super().__iter__() if self._tensors is None else self._indexed(self._tensors)
+        for batch in batches:
+            self._hand_out(self._lots.take())
+            yield batch
+
+    def _indexed(self, tensors: tuple[Tensor, ...]) -> Iterator[list[Tensor]]:
+        """Tensors in memory are indexed at once: collating row by row costs more than a step."""
+        for rows in self._lots:
+            if rows:
+                index = torch.tensor(rows, device=tensors[0].device)
+                yield [t.index_select(0, index) for t in tensors]
+            else:
+                yield [t.new_zeros(1, *t.shape[1:]) for t in tensors]
+
+
+def _in_memory(source: DataLoader[Any]) -> tuple[Tensor, ...] | None:
+    plain = source.num_workers == 0 and not source.pin_memory
+    if plain and type(source.dataset) is TensorDataset and source.collate_fn is default_collate:
+        return source.dataset.tensors
+    return None
+
+
+class _Collate:
+    """The user's collate function, and a blank row where a lot is empty."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __call__(self, examples: list[Any]) -> Any:
+        if examples:
+            return self._collate(examples)
+        # The shape of an example is public; its content is replaced and nothing of it is kept.
+        return blank(self._collate([self._dataset[0]]))
+
+
+def blank(batch: Any) -> Any:
+    """A batch of the same structure that holds zeros and shares no memory with the original."""
+    if isinstance(batch, Tensor):
+        return batch.new_zeros(batch.shape)
+    if isinstance(batch, Mapping):
+        return type(batch)({key: blank(value) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(blank(value) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(blank(value) for value in batch)
+    if isinstance(batch, str | bytes | int | float):
+        return type(batch)()
+    return batch
+
+
+def check_loader(loader: Any) -> int:
+    """The batch size of a loader that Poisson lots can stand in for; ConfigError for any other."""
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            f"data_loader is a {type(loader).__name__}: pass a torch.utils.data.DataLoader."
+        )
+    if isinstance(loader, PrivateLoader):
+        raise ConfigError("data_loader is already private: pass the original DataLoader.")
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(
+            "data_loader reads an IterableDataset, from which no Poisson lot can be drawn: give a "
+            "dataset with __len__ and __getitem__."
+        )
+    sampler = loader.sampler
+    plain_random = (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    )
+    if loader.batch_size is None:
+        raise ConfigError(
+            "data_loader has a batch_sampler of its own or no batch_size: Poisson lots would "
+            "silently replace it. Give batch_size=... instead; it becomes the expected lot size."
+        )
+    if not (type(sampler) is SequentialSampler or plain_random):
+        raise ConfigError(
+            f"data_loader has a {type(sampler).__name__}: the privacy analysis holds for Poisson "
+            "lots only, which would silently replace it. Use shuffle=True or no sampler, and put "
+            "subsets into the dataset (torch.utils.data.Subset)."
+        )
+    if len(loader.dataset) == 0:  # type: ignore[arg-type]
+        raise ConfigError("data_loader has an empty dataset: there is nothing to train on.")
+    return loader.batch_size
