@@ -19,16 +19,18 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
 from vestige.errors import ConfigError
 
 LOTS, NOISE = b"lots", b"noise"
+BLOCK = 2**18  # numbers of noise made at a time; even, so that a block is whole pairs
 
 
 class Randomness:
@@ -44,6 +46,7 @@ class Randomness:
             )
         self.repeatable = noise_seed is not None
         self.secure = secure
+        self._box_muller = _BoxMuller32()
         self._key = (
             secrets.token_bytes(32)
             if noise_seed is None
@@ -53,52 +56,65 @@ class Randomness:
     def __getstate__(self) -> None:
         raise TypeError("the random streams of a private run are secret and cannot be saved")
 
-    def stream(self, purpose: bytes, step: int, count: int) -> bytearray:
-        """`count` bytes of the stream of this purpose and step."""
+    def _cipher(self, purpose: bytes, step: int) -> CipherContext:
         nonce = hashlib.sha256(purpose + step.to_bytes(8, "big")).digest()[:8] + bytes(8)
-        cipher = Cipher(algorithms.AES(self._key), modes.CTR(nonce)).encryptor()
-        out = bytearray(count + 15)  # update_into wants room for one more block
-        cipher.update_into(bytes(count), out)
-        return out
+        return Cipher(algorithms.AES(self._key), modes.CTR(nonce)).encryptor()
 
     def uniforms(self, purpose: bytes, step: int, count: int) -> npt.NDArray[np.float64]:
         """`count` numbers in (0, 1], on the grid of 2^-53."""
-        bits = np.frombuffer(self.stream(purpose, step, 8 * count), dtype=np.uint64, count=count)
+        stream = self._cipher(purpose, step).update(bytes(8 * count))
+        bits = np.frombuffer(stream, dtype=np.uint64)
         numbers = ((bits >> np.uint64(11)) + np.uint64(1)).astype(np.float64)
         return numbers * 2.0**-53
 
-    def normals_(self, out: Tensor, step: int) -> Tensor:
-        """Fill the flat tensor `out` with the standard normal noise of `step`."""
-        if out.device.type != "cpu":
-            if self.secure:
-                return out.copy_(self.normals_(torch.empty(out.shape, dtype=out.dtype), step))
-            seed = int.from_bytes(self.stream(NOISE, step, 8)[:8], "big") - 2**63
-            return out.normal_(generator=torch.Generator(out.device).manual_seed(seed))
-        if out.dtype == torch.float64:
-            return out.copy_(self._normals64(out.numel(), step))
-        return out.copy_(self._normals32(out.numel(), step))
+    def normal_blocks(self, like: Tensor, step: int) -> Iterator[tuple[slice, Tensor]]:
+        """The standard normal noise of `step` for a flat tensor, a block at a time.
 
-    def _normals32(self, count: int, step: int) -> Tensor:
-        """Box-Muller from 32-bit numbers: |z| up to 6.6, radius exact to float32 near zero."""
-        half = (count + 1) // 2
-        bits = torch.frombuffer(
-            self.stream(NOISE, step, 8 * half), dtype=torch.int32, count=2 * half
-        )
+        Blocks fit a cache, so whoever adds them up touches the large tensor once.
+        """
+        count = like.numel()
+        if like.device.type != "cpu" and not self.secure:
+            seed = int.from_bytes(self._cipher(NOISE, step).update(bytes(8)), "big")
+            generator = torch.Generator(like.device).manual_seed(seed)
+            yield slice(0, count), torch.empty_like(like).normal_(generator=generator)
+            return
+        cipher = self._cipher(NOISE, step)
+        box_muller = _BoxMuller64() if like.dtype == torch.float64 else self._box_muller
+        for start in range(0, count, BLOCK):
+            size = min(BLOCK, count - start)
+            noise = box_muller(cipher, (size + 1) // 2)[:size]
+            yield slice(start, start + size), noise.to(like.device)
+
+
+class _BoxMuller32:
+    """Pairs of normals from pairs of 32-bit numbers: |z| up to 6.6, in buffers that are reused."""
+
+    def __init__(self) -> None:
+        self._zeros = bytes(4 * BLOCK)
+        self._bytes = bytearray(4 * BLOCK + 16)  # update_into wants room for one more block
+        self._bits = torch.frombuffer(self._bytes, dtype=torch.int32)
+        self._work = torch.empty(BLOCK)
+        self._out = torch.empty(BLOCK)
+
+    def __call__(self, cipher: CipherContext, pairs: int) -> Tensor:
+        count = 2 * pairs
+        cipher.update_into(memoryview(self._zeros)[: 4 * count], self._bytes)
+        work, out = self._work[:count].copy_(self._bits[:count]), self._out[:count]
+        radius, angle = work[:pairs], work[pairs:]
         # |x| + 1/2 is symmetric and never zero, so its logarithm is finite.
-        radius = bits[:half].float().abs_().add_(0.5).mul_(2.0**-31).clamp_(max=1)
-        radius.log_().mul_(-2).sqrt_()
-        angle = bits[half:].float().mul_(math.pi * 2.0**-31)
-        out = torch.empty(2 * half)
-        torch.mul(radius, torch.cos(angle), out=out[:half])
-        torch.mul(radius, angle.sin_(), out=out[half:])
-        return out[:count]
+        radius.abs_().add_(0.5).mul_(2.0**-31).clamp_(max=1).log_().mul_(-2).sqrt_()
+        angle.mul_(math.pi * 2.0**-31)
+        torch.cos(angle, out=out[:pairs])
+        torch.sin(angle, out=out[pairs:])
+        out.view(2, pairs).mul_(radius)
+        return out
 
-    def _normals64(self, count: int, step: int) -> Tensor:
-        """Box-Muller from 53-bit numbers."""
-        half = (count + 1) // 2
-        uniform = self.uniforms(NOISE, step, 2 * half)
-        radius = np.sqrt(-2 * np.log(uniform[:half]))
-        angle = 2 * math.pi * uniform[half:]
-        return torch.from_numpy(
-            np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
-        )
+
+class _BoxMuller64:
+    """The same from pairs of 53-bit numbers."""
+
+    def __call__(self, cipher: CipherContext, pairs: int) -> Tensor:
+        bits = np.frombuffer(cipher.update(bytes(16 * pairs)), dtype=np.uint64)
+        uniform = ((bits >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
+        radius, angle = np.sqrt(-2 * np.log(uniform[:pairs])), 2 * math.pi * uniform[pairs:]
+        return torch.from_numpy(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)]))

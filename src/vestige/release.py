@@ -15,7 +15,7 @@ noise multiplier sigma/gain relative to the clipped sum's sensitivity (Abadi et 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -129,19 +129,27 @@ class Door:
         if not isinstance(clipped, ClippedSum):
             raise TypeError(f"only a ClippedSum can be released, not {type(clipped).__name__}")
         self.charge(gain)
-        values = self._noise(clipped._values)
-        values.add_(clipped._values, alpha=gain)
+        total = clipped._values
+        values = torch.empty_like(total)
+        for block, noise in self._noise(total):
+            torch.add(noise, total[block], alpha=gain, out=values[block])
         if branch is not None:
             values.add_(branch)
         self.steps += 1
         return Release(values, self.steps - 1, _door=_DOOR)
 
-    def _noise(self, like: Tensor) -> Tensor:
-        if not any(self.noise.stds):
-            return torch.zeros_like(like)
-        noise = self._randomness.normals_(torch.empty_like(like), self.steps)
-        if len(set(self.noise.stds)) == 1:
-            return noise.mul_(self.noise.stds[0])
-        for segment, std in zip(self._segments, self.noise.stds, strict=True):
-            noise[segment].mul_(std)
-        return noise
+    def _noise(self, like: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The step's noise, a block at a time."""
+        stds = self.noise.stds
+        if not any(stds):
+            yield slice(0, like.numel()), torch.zeros_like(like)
+            return
+        for block, noise in self._randomness.normal_blocks(like, self.steps):
+            if len(set(stds)) == 1:
+                noise.mul_(stds[0])
+            else:
+                for segment, std in zip(self._segments, stds, strict=True):
+                    first, last = max(segment.start, block.start), min(segment.stop, block.stop)
+                    if first < last:
+                        noise[first - block.start : last - block.start].mul_(std)
+            yield block, noise

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vestige.gradients.uses import Use, add_product, rounding_slack, row_dots, zero_rows
+from vestige.gradients.uses import Use, add_product, gram_norms, row_squares, zero_rows
 
 # Numbers of unfolded columns held at a time: small enough for a CPU's cache, large for a GPU.
 COLUMNS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}
@@ -111,13 +111,13 @@ class Convolved(Use):
         positions = torch.Size(self.out).numel()
         filters = self.shape[0] // self.geometry.groups
         fields = self.weight[0].numel()
-        if 2 * positions * positions <= filters * fields:
+        if positions * (filters + fields) <= filters * fields:
             return self._norms_from_grams()
-        # Here the product holds fewer than 2 t^2 numbers an example, about what x and g hold.
+        # The product is smaller than the columns and the output gradient: keep it.
         rows = self._chunks(fields * self.geometry.groups * positions)
         self._product = torch.cat([self._products(chunk) for chunk in rows])
         self.x = self.g = self.weight.new_empty(0)  # the product says all
-        return row_dots(self._product, self._product)
+        return row_squares(self._product)
 
     def _chunks(self, numbers_per_example: int) -> list[slice]:
         size = max(1, COLUMNS_AT_ONCE[self.x.device.type] // max(1, numbers_per_example))
@@ -135,9 +135,7 @@ class Convolved(Use):
         for rows in self._chunks(self.weight[0].numel() * groups * torch.Size(self.out).numel()):
             a = self.geometry.columns(self.x[rows], self.out).transpose(1, 2)
             g = self.g[rows].reshape(a.shape[0], -1, a.shape[1]).transpose(1, 2)
-            gram = torch.bmm(a, a.transpose(1, 2)).mul_(torch.bmm(g, g.transpose(1, 2)))
-            square = gram.sum((1, 2)).clamp_(min=0).add_(rounding_slack(a, g))
-            norms.append(square.view(-1, groups).sum(1))
+            norms.append(gram_norms(a, g).view(-1, groups).sum(1))
         return torch.cat(norms)
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:

@@ -1,0 +1,1 @@
+"""Step time and memory of private training against ordinary training and Opacus."""

@@ -1,0 +1,5 @@
+"""`python -m vestige` is the same program as `vestige`."""
+
+from vestige.cli import main
+
+main()

@@ -1,0 +1,435 @@
+"""The command line: `vestige train`, `vestige budget`, `vestige calibrate`.
+
+Thin: it parses, calls and prints. Bad input gets one line on stderr and exit code 2; results go to
+stdout and progress to stderr, so that `--json` leaves the JSON alone on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, NoReturn, cast
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from typer.core import TyperGroup
+
+from vestige import __version__, accounting, training
+from vestige.errors import ConfigError, VestigeError
+from vestige.plan import check_count
+from vestige.training import Progress, TrainConfig
+
+# typer has carried a click of its own since 0.26: this is UsageError, wherever it lives.
+_UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
+
+_INTERRUPTED = 130
+
+
+class _Program(TyperGroup):
+    """The command group, with every expected error on one line."""
+
+    def main(self, *args: Any, **options: Any) -> NoReturn:
+        """Run the command and exit: 0, 2 for bad input, 1 for a full disk, 130 after Ctrl-C."""
+        try:
+            code = super().main(*args, **options | {"standalone_mode": False})
+        except _UsageError as error:
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "vestige"
+            message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+            _fail(f"{message}; see '{command} --help'", 2)
+        except VestigeError as error:
+            _fail(str(error), 2)
+        except OSError as error:
+            _fail(str(error), 1)
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the subcommand; Ctrl-C outside the training loop ends here."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("vestige: interrupted", err=True)
+            raise typer.Exit(_INTERRUPTED) from None
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"vestige: error: {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+app = typer.Typer(
+    cls=_Program,
+    add_completion=False,
+    # A pretty traceback would print local variables, and those can be training examples.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """The entry point of the `vestige` program."""
+    app(prog_name="vestige")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"vestige {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Differentially private PyTorch training that remembers only what it has released."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+_Delta = Annotated[float, typer.Option(help="The delta of (epsilon, delta).")]
+_Rate = Annotated[float, typer.Option(help="A record's chance to be in a lot: lot / records.")]
+_Steps = Annotated[int, typer.Option(help="Number of releases (lots).")]
+_Beta = Annotated[float, typer.Option(help="Weight of the lot's own sum in a release, (0, 1].")]
+_Groups = Annotated[int, typer.Option(help="Number of clipping groups.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+_Accountant = Annotated[
+    str, typer.Option(help=f"Accountant of epsilon: {', '.join(accounting.ACCOUNTANTS)}.")
+]
+
+
+@app.command()
+def train(
+    dataset: Annotated[
+        str,
+        typer.Option(
+            help=f"{', '.join(training.DATASETS)}, or the path of an .npz file with x_train, "
+            "y_train, x_test, y_test."
+        ),
+    ] = TrainConfig.dataset,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{', '.join(training.MODELS)}. Default: mlp for digits and .npz files, cnn for "
+            "the others."
+        ),
+    ] = None,
+    method: Annotated[str, typer.Option(help="The private training method.")] = TrainConfig.method,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeatable."),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Solve for the noise that reaches this epsilon.")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            help="Noise standard deviation over the sensitivity. Default: "
+            f"{training.DEFAULT_NOISE}, unless --epsilon is given."
+        ),
+    ] = None,
+    delta: _Delta = TrainConfig.delta,
+    accountant: _Accountant = TrainConfig.accountant,
+    lot: Annotated[
+        int | None,
+        typer.Option(help="Expected lot size. Default: 64, and 512 for the benchmark sets."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Length of the run. Default: 30.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Length in lots, instead of epochs.")] = None,
+    clip: Annotated[
+        str, typer.Option(help="Clipping norm: a number, or one per group with commas.")
+    ] = str(TrainConfig.clip),
+    clipping: Annotated[
+        str | None,
+        typer.Option(help=f"{' or '.join(training.CLIPPINGS)}. Default: the method's own."),
+    ] = None,
+    lr: Annotated[float, typer.Option(help="Learning rate of SGD.")] = TrainConfig.lr,
+    seed: Annotated[
+        int, typer.Option(help="Seed of initial weights and splits; harmless to publish.")
+    ] = TrainConfig.seed,
+    noise_seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Test mode: repeatable lots and noise, not private towards anyone who knows the "
+            "seed. Never written down."
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="auto (a GPU where there is one), cpu, cuda or cuda:N.")
+    ] = TrainConfig.device,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder with NAME.npz. Default: VESTIGE_DATA, or else a download."),
+    ] = None,
+    train_size: Annotated[
+        int | None, typer.Option(help="Use the first N training records only.")
+    ] = None,
+    test_size: Annotated[
+        int | None, typer.Option(help="Use the first N held-out records only.")
+    ] = None,
+    train_loss: Annotated[
+        bool,
+        typer.Option("--train-loss", help="Record the training loss too: outside the guarantee."),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder, new or empty. Default: a new one in runs/.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Train a model privately and write a run folder with the weights and the result."""
+    config = TrainConfig(
+        dataset=dataset,
+        model=model,
+        method=method,
+        settings=_settings(settings or ()),
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        accountant=accountant,
+        lot=lot,
+        epochs=epochs,
+        steps=steps,
+        clip=_clip(clip),
+        clipping=clipping,
+        lr=lr,
+        seed=seed,
+        noise_seed=noise_seed,
+        device=device,
+        data_dir=data_dir,
+        train_size=train_size,
+        test_size=test_size,
+        train_loss=train_loss,
+        out=out,
+    )
+    _silence_downloads(config)
+    with _Display(quiet=as_json) as display:
+        result = training.train(config, progress=display)
+    if as_json:
+        _print_json(result)
+    else:
+        _print_result(result)
+    if result["interrupted"]:
+        typer.echo(
+            f"vestige: interrupted after {result['steps']} steps; what was trained so far is in "
+            f"{result['folder']}",
+            err=True,
+        )
+        raise typer.Exit(_INTERRUPTED)
+
+
+@app.command()
+def budget(
+    sample_rate: _Rate,
+    steps: _Steps,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="The joint multiplier, as make_private takes it.")
+    ] = None,
+    delta: _Delta = TrainConfig.delta,
+    beta: _Beta = 1.0,
+    group_noise_multiplier: Annotated[
+        float | None,
+        typer.Option(help="The papers' form instead: the multiplier inside each of --groups."),
+    ] = None,
+    groups: _Groups = 1,
+    as_json: _Json = False,
+) -> None:
+    """What a run costs: epsilon of that many releases under every accountant."""
+    report = accounting.budget(
+        sample_rate=sample_rate,
+        steps=check_count("steps", steps),
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        beta=beta,
+        group_noise_multiplier=group_noise_multiplier,
+        groups=groups,
+    )
+    if as_json:
+        _print_json(report)
+        return
+    marginal = report["marginal_epsilon"]
+    table = Table("accountant", "epsilon", title=f"epsilon at delta {report['delta']:g}")
+    if marginal:
+        table.add_column(f"one group alone\n({report['marginal_note']})")
+    for name, value in report["epsilon"].items():
+        row = [name, _shown(value, 4)]
+        table.add_row(*row, _shown(marginal[name], 4) if marginal else None)
+    console = Console()
+    console.print(table)
+    console.print(f"sigma_eff {report['sigma_eff']:.6g}; guarantee: {report['guarantee']}")
+
+
+@app.command()
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="The epsilon to stay within.")],
+    sample_rate: _Rate,
+    steps: _Steps,
+    delta: _Delta = TrainConfig.delta,
+    beta: _Beta = 1.0,
+    groups: _Groups = 1,
+    accountant: _Accountant = TrainConfig.accountant,
+    as_json: _Json = False,
+) -> None:
+    """The noise multiplier that keeps a run within epsilon."""
+    report = accounting.calibration_report(
+        epsilon=epsilon,
+        delta=delta,
+        sample_rate=sample_rate,
+        steps=check_count("steps", steps),
+        beta=beta,
+        groups=groups,
+        accountant=accountant,
+    )
+    if as_json:
+        _print_json(report)
+        return
+    table = _pairs()
+    table.add_row("noise multiplier", f"{report['noise_multiplier']:.6g}  (joint: for train)")
+    if report["groups"] > 1:
+        per_group = f"{report['group_noise_multiplier']:.6g}"
+        table.add_row("in each group", f"{per_group}  ({report['groups']} groups)")
+    reached = f"{_shown(report['epsilon'], 4)} at delta {report['delta']:g}"
+    table.add_row("epsilon reached", f"{reached}  ({report['accountant']})")
+    Console().print(table)
+
+
+class _Display:
+    """Shows progress on stderr: a bar on a terminal, otherwise one line for each epoch."""
+
+    def __init__(self, quiet: bool) -> None:
+        console = Console(stderr=True)
+        self._lines = not console.is_terminal and not quiet
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=None, figures="")
+
+    def __enter__(self) -> _Display:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: object, __: TracebackType | None
+    ) -> None:
+        # A bar that never moved would stand above the error line.
+        self._bar.live.transient = kind is not None
+        self._bar.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        """The callback of `training.train`."""
+        self._bar.update(
+            self._task,
+            description=progress.stage,
+            completed=progress.step,
+            total=progress.steps or None,
+        )
+        metrics = progress.metrics
+        if metrics is None:
+            return
+        figures = (
+            f"epsilon {_shown(metrics['epsilon'])}  loss {_shown(metrics['test_loss'], 3)}  "
+            f"accuracy {metrics['test_accuracy']:.1%}"
+        )
+        if "train_loss_outside_guarantee" in metrics:
+            loss = _shown(metrics["train_loss_outside_guarantee"], 3)
+            figures += f"  train loss {loss} (outside the guarantee)"
+        self._bar.update(self._task, figures=figures)
+        if self._lines:
+            epoch = f"epoch {metrics['epoch']}/{progress.epochs}"
+            typer.echo(f"{epoch}  step {progress.step}/{progress.steps}  {figures}", err=True)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def _print_result(result: dict[str, Any]) -> None:
+    table = _pairs()
+    table.add_row("accuracy", f"{result['accuracy']:.2%}  on the held-out split")
+    table.add_row("loss", _shown(result["loss"], 4))
+    if "train_loss_outside_guarantee" in result:
+        loss = _shown(result["train_loss_outside_guarantee"], 4)
+        table.add_row("training loss", f"{loss}  outside the guarantee")
+    if result["guarantee"] == "none":
+        table.add_row("privacy", "none: epsilon is infinite")
+    else:
+        pair = f"(epsilon {_shown(result['epsilon'])}, delta {result['delta']:g})"
+        table.add_row("privacy", f"{pair}  {result['adjacency']}, {result['accountant']}")
+    table.add_row("noise", f"multiplier {result['noise_multiplier']:.4g}, {result['steps']} steps")
+    table.add_row("time", f"{result['seconds']:.1f} s")
+    for caveat in result["caveats"]:
+        table.add_row("note", caveat)
+    Console(highlight=False).print(table)
+    typer.echo(f"run folder  {result['folder']}")  # never wrapped: it is there to be copied
+
+
+def _pairs() -> Table:
+    """A table of names and values without lines."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    return table
+
+
+def _shown(value: float | None, places: int = 2) -> str:
+    """A bound rounded up, because a smaller figure would claim more than is known."""
+    if value is None:
+        return "infinite"
+    scale = 10**places
+    return f"{math.ceil(value * scale) / scale:.{places}f}"
+
+
+def _settings(pairs: Iterable[str]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, text = (part.strip() for part in pair.partition("="))
+        if not key or not sign or not text:
+            raise ConfigError(f"--set {pair!r} is not of the form KEY=VALUE.")
+        if key in settings:
+            raise ConfigError(f"--set {key} is given twice: give it once.")
+        settings[key] = _value(text)
+    return settings
+
+
+def _value(text: str) -> bool | int | float | str:
+    """A setting's value: true or false, a number, or else text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _clip(text: str) -> float | tuple[float, ...]:
+    try:
+        bounds = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--clip {text!r} is not a number, nor several with commas: for example 1.0 or 1,0.5."
+        ) from None
+    return bounds if len(bounds) > 1 else bounds[0]
+
+
+def _silence_downloads(config: TrainConfig) -> None:
+    """pooch announces every download on stderr, in the middle of the progress bar."""
+    if config.dataset in training.DATASETS and config.dataset != "digits":
+        import pooch
+
+        pooch.get_logger().setLevel("ERROR")
