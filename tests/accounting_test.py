@@ -505,6 +505,13 @@ def test_calibration_without_sampling_is_the_analytic_gaussian() -> None:
     assert gaussian_delta(1.0, sigma) <= 1e-5 <= gaussian_delta(1.0, sigma * 0.998)
 
 
+def test_the_search_undercuts_the_target_a_little() -> None:
+    """On an exact power law the root is hit to the last digit: only the margin keeps it below."""
+    noise = accounting._search(lambda noise: 2 / noise, 1.0, 1.0, 1.0, tolerance=1e-4)
+    assert noise is not None
+    assert 1 - 3e-4 <= 2 / noise <= 1 - 0.9e-6
+
+
 def test_beta_is_not_folded_into_the_noise() -> None:
     plain = calibrate(2.0, 1e-5, 0.05, 100, "rdp")
     mixed = calibrate(2.0, 1e-5, 0.05, 100, "rdp", beta=0.5)

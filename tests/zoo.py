@@ -90,7 +90,7 @@ class Cross(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         h, _ = self.attend(q, k, v, need_weights=False)
-        mask = torch.triu(torch.ones(3, 3, dtype=torch.bool), 1)
+        mask = torch.triu(torch.ones(3, 3, dtype=torch.bool, device=h.device), 1)
         out, _ = self.packed(h, torch.sin(h), torch.cos(h), attn_mask=mask)
         return out
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,10 +22,11 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from typer.core import TyperGroup
 
-from vestige import __version__, accounting, training
+from vestige import __version__, accounting, settings, training
 from vestige.errors import ConfigError, VestigeError
 from vestige.plan import check_count
-from vestige.training import Progress, TrainConfig
+from vestige.settings import TrainConfig
+from vestige.training import Progress
 
 # typer has carried a click of its own since 0.26: this is UsageError, wherever it lives.
 _UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
@@ -112,14 +114,14 @@ def train(
     dataset: Annotated[
         str,
         typer.Option(
-            help=f"{', '.join(training.DATASETS)}, or the path of an .npz file with x_train, "
+            help=f"{', '.join(settings.DATASETS)}, or the path of an .npz file with x_train, "
             "y_train, x_test, y_test."
         ),
     ] = TrainConfig.dataset,
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"{', '.join(training.MODELS)}. Default: mlp for digits and .npz files, cnn for "
+            help=f"{', '.join(settings.MODELS)}. Default: mlp for digits and .npz files, cnn for "
             "the others."
         ),
     ] = None,
@@ -151,7 +153,7 @@ def train(
     ] = str(TrainConfig.clip),
     clipping: Annotated[
         str | None,
-        typer.Option(help=f"{' or '.join(training.CLIPPINGS)}. Default: the method's own."),
+        typer.Option(help=f"{' or '.join(settings.CLIPPINGS)}. Default: the method's own."),
     ] = None,
     lr: Annotated[float, typer.Option(help="Learning rate of SGD.")] = TrainConfig.lr,
     seed: Annotated[
@@ -212,6 +214,9 @@ def train(
         out=out,
     )
     _silence_downloads(config)
+    # Read when torch is loaded. Threads that spin while they wait make a step up to a hundred
+    # times slower on a machine that has other work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with _Display(quiet=as_json) as display:
         result = training.train(config, progress=display)
     if as_json:
@@ -293,9 +298,11 @@ def calibrate(
         _print_json(report)
         return
     table = _pairs()
-    table.add_row("noise multiplier", f"{report['noise_multiplier']:.6g}  (joint: for train)")
+    table.add_row(
+        "noise multiplier", f"{_shown(report['noise_multiplier'], 6)}  (joint: for train)"
+    )
     if report["groups"] > 1:
-        per_group = f"{report['group_noise_multiplier']:.6g}"
+        per_group = _shown(report["group_noise_multiplier"], 6)
         table.add_row("in each group", f"{per_group}  ({report['groups']} groups)")
     reached = f"{_shown(report['epsilon'], 4)} at delta {report['delta']:g}"
     table.add_row("epsilon reached", f"{reached}  ({report['accountant']})")
@@ -342,11 +349,11 @@ class _Display:
         if metrics is None:
             return
         figures = (
-            f"epsilon {_shown(metrics['epsilon'])}  loss {_shown(metrics['test_loss'], 3)}  "
+            f"epsilon {_shown(metrics['epsilon'])}  loss {_loss(metrics['test_loss'])}  "
             f"accuracy {metrics['test_accuracy']:.1%}"
         )
         if "train_loss_outside_guarantee" in metrics:
-            loss = _shown(metrics["train_loss_outside_guarantee"], 3)
+            loss = _loss(metrics["train_loss_outside_guarantee"])
             figures += f"  train loss {loss} (outside the guarantee)"
         self._bar.update(self._task, figures=figures)
         if self._lines:
@@ -361,9 +368,9 @@ def _print_json(value: dict[str, Any]) -> None:
 def _print_result(result: dict[str, Any]) -> None:
     table = _pairs()
     table.add_row("accuracy", f"{result['accuracy']:.2%}  on the held-out split")
-    table.add_row("loss", _shown(result["loss"], 4))
+    table.add_row("loss", _loss(result["loss"]))
     if "train_loss_outside_guarantee" in result:
-        loss = _shown(result["train_loss_outside_guarantee"], 4)
+        loss = _loss(result["train_loss_outside_guarantee"])
         table.add_row("training loss", f"{loss}  outside the guarantee")
     if result["guarantee"] == "none":
         table.add_row("privacy", "none: epsilon is infinite")
@@ -386,11 +393,15 @@ def _pairs() -> Table:
 
 
 def _shown(value: float | None, places: int = 2) -> str:
-    """A bound rounded up, because a smaller figure would claim more than is known."""
+    """An epsilon or the noise for it, rounded up: less would claim more than is known."""
     if value is None:
         return "infinite"
     scale = 10**places
     return f"{math.ceil(value * scale) / scale:.{places}f}"
+
+
+def _loss(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def _settings(pairs: Iterable[str]) -> dict[str, Any]:
@@ -429,7 +440,7 @@ def _clip(text: str) -> float | tuple[float, ...]:
 
 def _silence_downloads(config: TrainConfig) -> None:
     """pooch announces every download on stderr, in the middle of the progress bar."""
-    if config.dataset in training.DATASETS and config.dataset != "digits":
+    if config.dataset in settings.DATASETS and config.dataset != "digits":
         import pooch
 
         pooch.get_logger().setLevel("ERROR")

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from vestige.errors import ConfigError
@@ -50,12 +49,10 @@ class Clip:
         """The weight of each example's gradient in the group's sum.
 
         `square_norms` are those of the gradients that autograd gave, which `scale` turns into the
-        gradients of the examples' own losses (the row count under a mean). A non-finite norm gives
-        weight zero.
+        gradients of the examples' own losses (the row count under a mean). They must be finite.
         """
-        norms = square_norms.sqrt().mul_(scale)
-        factors = (self.bounds[group] / norms).clamp_(max=1).mul_(scale)
-        return factors.masked_fill_(~torch.isfinite(norms), 0)
+        # scale * min(1, C / (scale * norm)); a norm of zero gives infinity before the clamp.
+        return (self.bounds[group] / square_norms.sqrt()).clamp_(max=scale)
 
 
 def _check_bound(bound: float) -> None:

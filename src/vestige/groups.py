@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,10 @@ class Groups:
         """The number of trainable numbers, P."""
         return self.slots[-1].stop if self.slots else 0
 
+    @cached_property
+    def _ids(self) -> set[int]:
+        return {id(slot.parameter) for slot in self.slots}
+
     def segments(self) -> list[slice]:
         """Each group's segment of the flat buffer."""
         starts = [min(s.start for s in self.slots if s.group == g) for g in range(self.count)]
@@ -69,7 +74,9 @@ class Groups:
 
     def check_unchanged(self, module: nn.Module) -> None:
         """Refuse if the trainable set is no longer the one the plan was made for."""
-        known = {id(s.parameter) for s in self.slots}
+        known = self._ids
+        if known == {id(p) for p in module.parameters() if p.requires_grad}:
+            return
         now = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
         added = [name for key, name in now.items() if key not in known]
         gone = [s.name for s in self.slots if id(s.parameter) not in now]

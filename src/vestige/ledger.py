@@ -67,8 +67,10 @@ class Ledger:
         """Record one release. Call it before the noise is drawn."""
         event = Event(sample_rate, noise_multiplier)
         if self._runs and _key(self._runs[-1]) == _key(event):
-            event = _repeated(event, self._runs.pop().count + 1)
-        self._runs.append(event)
+            # One assignment: an interrupt in between must not lose the earlier charges.
+            self._runs[-1] = _repeated(event, self._runs[-1].count + 1)
+        else:
+            self._runs.append(event)
 
     @property
     def events(self) -> tuple[Event, ...]:

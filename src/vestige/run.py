@@ -45,6 +45,7 @@ class Run:
         self._lot_open = False
         self._current_lot = 0
         self._gradient = torch.zeros_like(watch.collector.total)
+        self._held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._views = [(s.parameter, s.view(self._gradient)) for s in self.groups.slots]
         watch.mean_loss = plan.loss_reduction == "mean"
         if check:
@@ -111,7 +112,8 @@ class Run:
                 "private loader, call backward on its loss, and then step, once for every batch."
             )
         self.groups.check_unchanged(self.capture.module)
-        check_optimizer(optimizer, self.capture.module)
+        if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._held:
+            check_optimizer(optimizer, self.capture.module)
         self.capture.batch = None
         self._just_released = batch.last
         if batch.last:

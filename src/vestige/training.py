@@ -1,9 +1,8 @@
 """The training loop behind the command line, usable as a function.
 
-`TrainConfig` holds the public settings of a run and refuses bad ones when it is made, before
-anything slow is imported; `train` runs them and leaves a folder with config.json, metrics.jsonl,
-model.pt and result.json. Torch is imported inside the functions, so that a wrong argument, `vestige
-budget` and `--help` are answered at once.
+`train` runs a `TrainConfig` and leaves a folder with config.json, metrics.jsonl, model.pt and
+result.json. Torch is imported inside the functions, so that `vestige budget` and `--help` are
+answered at once.
 
 Guarantee: what the folder holds is a function of the releases, of public settings and of the
 held-out split. Realised lot sizes, per-example numbers and the noise seed are never written, and
@@ -14,20 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import math
-import os
 import platform
-import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import vestige
@@ -35,7 +30,9 @@ from vestige import accounting
 from vestige.errors import ConfigError
 from vestige.ledger import Event
 from vestige.methods import resolve
-from vestige.plan import ADJACENCY, check_count, lots_per_epoch
+from vestige.plan import ADJACENCY
+from vestige.runfolder import RunFolder
+from vestige.settings import TrainConfig, check_lot
 
 if TYPE_CHECKING:
     import torch
@@ -44,151 +41,11 @@ if TYPE_CHECKING:
     from vestige.data import Dataset
     from vestige.engine import PrivacyEngine
 
-# The names of vestige.data and vestige.models, which need torch; a test keeps them equal.
-DATASETS = ("digits", "mnist", "cifar10", "cifar100", "svhn")
-MODELS = ("linear", "mlp", "cnn", "resnet18")
-CLIPPINGS = ("flat", "per_layer")
 DEFAULT_NOISE = 1.0
 HELD_OUT = "the held-out split, whose records the guarantee does not cover"
 
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 # How many rows go through a model at once: memory must not grow with the lot.
 _ROWS = {"linear": 4096, "mlp": 4096, "cnn": 1024, "resnet18": 128}
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """The settings of a training run. All are public but `noise_seed`, which is never written.
-
-    What is None is chosen: the model and the lot by the dataset, the clipping by the method, the
-    noise multiplier as 1.0 unless `epsilon` asks for the one that reaches it, 30 epochs unless
-    `steps` are given, and a fresh folder under runs/. Raises ConfigError for a bad value.
-    """
-
-    dataset: str = "digits"
-    model: str | None = None
-    method: str = "dp-sgd"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    delta: float = 1e-5
-    accountant: str = "pld"
-    lot: int | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    clip: float | tuple[float, ...] = 1.0
-    clipping: str | None = None
-    lr: float = 0.5
-    seed: int = 0
-    noise_seed: int | None = field(default=None, repr=False)
-    device: str = "auto"
-    data_dir: Path | None = None
-    train_size: int | None = None
-    test_size: int | None = None
-    train_loss: bool = False
-    out: Path | None = None
-
-    def __post_init__(self) -> None:
-        self._check_names()
-        self._check_privacy()
-        self._check_sizes()
-        _check_out(self.out if self.out is not None else Path("runs"), fresh=self.out is not None)
-
-    def _check_names(self) -> None:
-        path = Path(self.dataset)
-        if self.dataset not in DATASETS and not (os.access(path, os.R_OK) and path.is_file()):
-            raise ConfigError(
-                f"dataset {self.dataset!r} is neither one of {', '.join(DATASETS)} nor an .npz "
-                "file that can be read: check the name or the path."
-            )
-        _check_choice("model", self.chosen_model, MODELS)
-        resolve(self.method, self.settings)
-        _check_choice("clipping", self.chosen_clipping, CLIPPINGS)
-        if not _DEVICE.fullmatch(self.device):
-            raise ConfigError(
-                f"device {self.device!r} is unknown: choose auto, cpu, cuda or cuda:N."
-            )
-        if self.data_dir is not None and not self.data_dir.is_dir():
-            raise ConfigError(
-                f"data_dir {str(self.data_dir)!r} is no folder that can be read: give the folder "
-                "that holds NAME.npz."
-            )
-
-    def _check_privacy(self) -> None:
-        if self.epsilon is not None and self.noise_multiplier is not None:
-            raise ConfigError(
-                f"epsilon {self.epsilon} and noise_multiplier {self.noise_multiplier} are both "
-                "given: one follows from the other, so give one of them."
-            )
-        if self.epsilon is not None:
-            _check_number("epsilon", self.epsilon)
-        if self.noise_multiplier is not None:
-            _check_number("noise_multiplier", self.noise_multiplier, zero=True)
-        accounting.epsilon((), self.delta, self.accountant)  # refuses a bad delta or accountant
-        bounds = self.clip if isinstance(self.clip, tuple) else (self.clip,)
-        for bound in bounds:
-            _check_number("clip", bound)
-
-    def _check_sizes(self) -> None:
-        if self.epochs is not None and self.steps is not None:
-            raise ConfigError(
-                f"epochs {self.epochs} and steps {self.steps} are both given: give one of them."
-            )
-        for name in ("lot", "epochs", "steps", "train_size", "test_size"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
-        if self.train_size is not None:
-            _check_lot(self.chosen_lot, self.train_size)
-        _check_number("lr", self.lr)
-        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed={self.seed!r} must be a whole number from 0 to 2^63 - 1.")
-        if self.noise_seed is not None and type(self.noise_seed) is not int:
-            raise ConfigError("noise_seed must be a whole number.")
-
-    @property
-    def chosen_model(self) -> str:
-        """The model: by default mlp, for the benchmark sets of images cnn."""
-        return self.model or ("cnn" if self._is_benchmark else "mlp")
-
-    @property
-    def chosen_lot(self) -> int:
-        """The expected lot: by default 64, for the benchmark sets 512."""
-        return self.lot or (512 if self._is_benchmark else 64)
-
-    @property
-    def chosen_clipping(self) -> str:
-        """The clipping: by default the method's own."""
-        return self.clipping or resolve(self.method, self.settings).clipping
-
-    @property
-    def _is_benchmark(self) -> bool:
-        return self.dataset in DATASETS and self.dataset != "digits"
-
-    def planned_steps(self, records: int) -> int:
-        """The number of lots of the whole run on that many records."""
-        epochs = 30 if self.epochs is None else self.epochs
-        return self.steps or epochs * lots_per_epoch(records, self.chosen_lot)
-
-    def public(self) -> dict[str, Any]:
-        """What config.json holds: every setting that may be published, as plain JSON types."""
-        return {
-            "dataset": self.dataset,
-            "model": self.chosen_model,
-            "method": self.method,
-            "settings": dict(self.settings),
-            "target_epsilon": self.epsilon,
-            "delta": self.delta,
-            "accountant": accounting.accountant_name(self.accountant),
-            "lot": self.chosen_lot,
-            "clip": list(self.clip) if isinstance(self.clip, tuple) else self.clip,
-            "clipping": self.chosen_clipping,
-            "lr": self.lr,
-            "seed": self.seed,
-            "repeatable_noise": self.noise_seed is not None,
-            "data_dir": None if self.data_dir is None else str(self.data_dir),
-            "train_size": self.train_size,
-            "test_size": self.test_size,
-        }
 
 
 @dataclass(frozen=True)
@@ -225,7 +82,6 @@ def train(
     import torch
 
     from vestige import data, models
-    from vestige.clipping import Clip
     from vestige.groups import partition
 
     device = _device(config.device)
@@ -233,13 +89,13 @@ def train(
         config.dataset, config.data_dir, config.train_size, config.test_size, config.seed
     )
     records = len(dataset.x_train)
-    _check_lot(config.chosen_lot, records)
+    check_lot(config.chosen_lot, records)
     steps = config.planned_steps(records)
     model = models.build(config.chosen_model, dataset.input_shape, dataset.classes, config.seed).to(
         device
     )
-    # A wrong number of bounds is found here, before seconds go into the calibration.
-    Clip.over(config.clip, partition(model, config.chosen_clipping).names)
+    # Found here rather than in the engine, before seconds go into the calibration.
+    _check_bounds(config.clip, partition(model, config.chosen_clipping).names)
 
     tell(Progress("accounting"))
     method = resolve(config.method, config.settings)
@@ -300,7 +156,10 @@ class _Session:
 
     def run(self, tell: Callable[[Progress], None]) -> dict[str, Any]:
         """Train, write every file, and return the result."""
-        with _Interrupt() as interrupt, _RunFolder(self.config) as folder:
+        repeatable = _deterministic(self.config.noise_seed is not None)
+        parts = (Path(self.config.dataset).stem, self.config.chosen_model, self.config.method)
+        name = "-".join(parts)
+        with _Interrupt() as interrupt, repeatable, RunFolder(self.config.out, name) as folder:
             config = self.config.public() | {
                 "noise_multiplier": self.engine.plan.noise_multiplier,
                 "planned_steps": self.steps,
@@ -317,7 +176,7 @@ class _Session:
             return result
 
     def _train(
-        self, tell: Callable[[Progress], None], interrupt: _Interrupt, folder: _RunFolder
+        self, tell: Callable[[Progress], None], interrupt: _Interrupt, folder: RunFolder
     ) -> None:
         from torch.nn.functional import cross_entropy
 
@@ -446,6 +305,19 @@ class _Session:
         return caveats
 
 
+@contextlib.contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    """Convolutions on a GPU add in an order of their own each time, unless they are told not to."""
+    import torch
+
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = before or wanted
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before
+
+
 class _Interrupt:
     """While entered, the first Ctrl-C asks the loop to stop and the second one is an exception.
 
@@ -475,122 +347,11 @@ class _Interrupt:
         self.pending = True
 
 
-class _RunFolder:
-    """The folder of a run. Files appear whole or not at all.
-
-    If the run fails before `keep` was set (at the first release), the folder disappears again.
-    """
-
-    def __init__(self, config: TrainConfig) -> None:
-        self.keep = False
-        self._written: list[Path] = []
-        name = re.sub(r"[^\w.-]", "_", Path(config.dataset).stem)
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        self._default = Path("runs") / f"{name}-{config.chosen_model}-{config.method}-{stamp}"
-        self._out = config.out
-
-    def __enter__(self) -> _RunFolder:
-        self.path = self._out if self._out is not None else self._default
-        self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
-        try:
-            if self._out is not None:
-                _check_out(self._out, fresh=True)  # it may have filled up in the meantime
-                self._out.mkdir(parents=True, exist_ok=True)
-            else:
-                self._make_default()
-        except OSError as error:
-            raise ConfigError(
-                f"the run folder {str(self.path)!r} cannot be made ({error.strerror}): give "
-                "another one as out."
-            ) from error
-        return self
-
-    def _make_default(self) -> None:
-        """Runs that start in the same second get the suffixes -2, -3, ..."""
-        number = 1
-        while True:
-            try:
-                self.path.mkdir(parents=True)
-                return
-            except FileExistsError:
-                number += 1
-                self.path = self._default.with_name(f"{self._default.name}-{number}")
-                self._made = [self.path]
-
-    def __exit__(
-        self, kind: type[BaseException] | None, _: object, __: TracebackType | None
-    ) -> None:
-        if kind is None or self.keep:
-            return
-        for file in self._written:
-            file.unlink(missing_ok=True)
-        for folder in self._made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-    def write(self, name: str, content: bytes) -> None:
-        """A whole file, or, if it fails, none."""
-        path = self.path / name
-        partial = path.with_name(f".{name}.partial")
-        try:
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-        self._written.append(path)
-
-    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """A JSON file for people and machines."""
-        self.write(name, f"{json.dumps(value, indent=2, allow_nan=False)}\n".encode())
-
-    def write_lines(self, name: str, values: list[dict[str, Any]]) -> None:
-        """One JSON object on each line, rewritten as a whole: no line is ever half there."""
-        self.write(name, "".join(f"{json.dumps(v, allow_nan=False)}\n" for v in values).encode())
-
-
-def _check_out(folder: Path, fresh: bool) -> None:
-    """Refuse a run folder that is in use or cannot be made; nothing is created."""
-    try:
-        if fresh and folder.is_dir() and any(folder.iterdir()):
-            raise ConfigError(
-                f"out {str(folder)!r} is in use: it is a folder with files in it; give a new or "
-                "empty one."
-            )
-        nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    except OSError as error:
+def _check_bounds(clip: float | tuple[float, ...], groups: tuple[str, ...]) -> None:
+    if isinstance(clip, tuple) and len(clip) != len(groups):
         raise ConfigError(
-            f"out {str(folder)!r} cannot be used ({error.strerror}): give another folder."
-        ) from error
-    if not nearest.is_dir():
-        raise ConfigError(
-            f"out {str(folder)!r} cannot be made: {str(nearest)!r} is not a folder; give another."
-        )
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"out {str(folder)!r} cannot be made: {str(nearest)!r} is not writable; give another."
-        )
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}.")
-
-
-def _check_number(name: str, value: Any, zero: bool = False) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        rule = "of at least 0" if zero else "above 0"
-        raise ConfigError(f"{name} {value!r} is out of range: give a finite number {rule}.")
-
-
-def _check_lot(lot: int, records: int) -> None:
-    if lot > records:
-        raise ConfigError(
-            f"lot {lot} is larger than the training data of {records} records: give a lot of at "
-            f"most {records}."
+            f"clip has {len(clip)} numbers for {len(groups)} clipping groups: give one number, or "
+            f"one for each of {', '.join(groups)}."
         )
 
 

@@ -8,6 +8,7 @@ one lot add up in the same flat buffer.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,14 +81,18 @@ class Collector:
 
     def _settle(self, held: list[_Held]) -> None:
         held = _tie(held)
-        norms = [h.use.square_norms() if h.square_norms is None else h.square_norms for h in held]
-        square_norms = norms[0] if len(norms) == 1 else torch.stack(norms).sum(0)
-        factors = self.clip.factors(square_norms, held[0].slot.group, self._scale)
-        bad = ~torch.isfinite(square_norms)
+        square_norms: Tensor | None = None
+        for h in held:
+            part = h.use.square_norms() if h.square_norms is None else h.square_norms
+            square_norms = part if square_norms is None else square_norms + part
+        assert square_norms is not None
         # On a GPU looking would stall the device, and dropping nothing is cheap there.
-        if bad.device.type != "cpu" or bool(bad.any()):
+        if square_norms.device.type != "cpu" or not math.isfinite(float(square_norms.sum())):
+            bad = ~torch.isfinite(square_norms)
+            square_norms = square_norms.masked_fill(bad, 1)
             for h in held:
                 h.use.drop(bad)
+        factors = self.clip.factors(square_norms, held[0].slot.group, self._scale)
         for h in held:
             h.use.add_weighted(factors, self._segments[h.slot.name])
 

@@ -120,7 +120,7 @@ class Convolved(Use):
         return row_squares(self._product)
 
     def _chunks(self, numbers_per_example: int) -> list[slice]:
-        size = max(1, COLUMNS_AT_ONCE[self.x.device.type] // max(1, numbers_per_example))
+        size = max(1, COLUMNS_AT_ONCE.get(self.x.device.type, 2**21) // max(1, numbers_per_example))
         return [slice(i, i + size) for i in range(0, len(self.x), size)]
 
     def _products(self, rows: slice) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -41,23 +42,26 @@ class Fallback:
         self.root = module
         self._needed: set[nn.Module] = set()
 
-    def _candidates(self) -> Iterator[tuple[str, nn.Module]]:
-        for name, module in self.root.named_modules():
-            if type(module) in _COVERED or "forward" in module.__dict__:
-                continue
-            if any(p.requires_grad for p in module.parameters()):
-                yield name, module
+    @cached_property
+    def _candidates(self) -> list[tuple[str, nn.Module]]:
+        """Modules that train something and are not covered by their type."""
+        return [
+            (name, module)
+            for name, module in self.root.named_modules()
+            if type(module) not in _COVERED
+            and "forward" not in module.__dict__
+            and any(p.requires_grad for p in module.parameters())
+        ]
 
     @contextmanager
     def __call__(self, capture: Capture) -> Iterator[None]:
         """Shadow the forward methods while the root runs."""
-        shadowed = list(self._candidates())
-        for name, module in shadowed:
+        for name, module in self._candidates:
             module.__dict__["forward"] = self._shadow(capture, name, module)
         try:
             yield
         finally:
-            for _, module in shadowed:
+            for _, module in self._candidates:
                 module.__dict__.pop("forward", None)
 
     def _shadow(self, capture: Capture, name: str, module: nn.Module) -> Callable[..., Any]:

@@ -111,7 +111,8 @@ class Outer(Use):
 
     def square_norms(self) -> Tensor:
         if self.a.ndim == 2:
-            return row_squares(self.a).mul_(row_squares(self.g))
+            lengths: Tensor = torch.linalg.vector_norm(self.a, dim=1)
+            return lengths.mul_(torch.linalg.vector_norm(self.g, dim=1)).square_()
         t, (p, d) = self.terms, self.shape
         if t * (p + d) <= p * d:
             return gram_norms(self.a, self.g)

@@ -1,0 +1,182 @@
+"""The settings of a training run, refused when they are made if one of them is bad.
+
+Nothing here imports torch: a wrong argument is answered at once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vestige import accounting
+from vestige.errors import ConfigError
+from vestige.methods import resolve
+from vestige.plan import check_count, lots_per_epoch
+from vestige.runfolder import check_out
+
+# The names of vestige.data and vestige.models, which need torch; a test keeps them equal.
+DATASETS = ("digits", "mnist", "cifar10", "cifar100", "svhn")
+MODELS = ("linear", "mlp", "cnn", "resnet18")
+CLIPPINGS = ("flat", "per_layer")
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The settings of a training run. All are public but `noise_seed`, which is never written.
+
+    What is None is chosen: the model and the lot by the dataset, the clipping by the method, the
+    noise multiplier as 1.0 unless `epsilon` asks for the one that reaches it, 30 epochs unless
+    `steps` are given, and a fresh folder under runs/. Raises ConfigError for a bad value.
+    """
+
+    dataset: str = "digits"
+    model: str | None = None
+    method: str = "dp-sgd"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float = 1e-5
+    accountant: str = "pld"
+    lot: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    clip: float | tuple[float, ...] = 1.0
+    clipping: str | None = None
+    lr: float = 0.5
+    seed: int = 0
+    noise_seed: int | None = field(default=None, repr=False)
+    device: str = "auto"
+    data_dir: Path | None = None
+    train_size: int | None = None
+    test_size: int | None = None
+    train_loss: bool = False
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        self._check_privacy()
+        self._check_sizes()
+        check_out(self.out if self.out is not None else Path("runs"), fresh=self.out is not None)
+
+    def _check_names(self) -> None:
+        path = Path(self.dataset)
+        if self.dataset not in DATASETS and not (os.access(path, os.R_OK) and path.is_file()):
+            raise ConfigError(
+                f"dataset {self.dataset!r} is neither one of {', '.join(DATASETS)} nor an .npz "
+                "file that can be read: check the name or the path."
+            )
+        _check_choice("model", self.chosen_model, MODELS)
+        resolve(self.method, self.settings)
+        _check_choice("clipping", self.chosen_clipping, CLIPPINGS)
+        if not _DEVICE.fullmatch(self.device):
+            raise ConfigError(
+                f"device {self.device!r} is unknown: choose auto, cpu, cuda or cuda:N."
+            )
+        if self.data_dir is not None and not self.data_dir.is_dir():
+            raise ConfigError(
+                f"data_dir {str(self.data_dir)!r} is no folder that can be read: give the folder "
+                "that holds NAME.npz."
+            )
+
+    def _check_privacy(self) -> None:
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ConfigError(
+                f"epsilon {self.epsilon} and noise_multiplier {self.noise_multiplier} are both "
+                "given: one follows from the other, so give one of them."
+            )
+        if self.epsilon is not None:
+            _check_number("epsilon", self.epsilon)
+        if self.noise_multiplier is not None:
+            _check_number("noise_multiplier", self.noise_multiplier, zero=True)
+        accounting.epsilon((), self.delta, self.accountant)  # refuses a bad delta or accountant
+        bounds = self.clip if isinstance(self.clip, tuple) else (self.clip,)
+        for bound in bounds:
+            _check_number("clip", bound)
+
+    def _check_sizes(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise ConfigError(
+                f"epochs {self.epochs} and steps {self.steps} are both given: give one of them."
+            )
+        for name in ("lot", "epochs", "steps", "train_size", "test_size"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        if self.train_size is not None:
+            check_lot(self.chosen_lot, self.train_size)
+        _check_number("lr", self.lr)
+        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed={self.seed!r} must be a whole number from 0 to 2^63 - 1.")
+        if self.noise_seed is not None and type(self.noise_seed) is not int:
+            raise ConfigError("noise_seed must be a whole number.")
+
+    @property
+    def chosen_model(self) -> str:
+        """The model: by default mlp, for the benchmark sets of images cnn."""
+        return self.model or ("cnn" if self._is_benchmark else "mlp")
+
+    @property
+    def chosen_lot(self) -> int:
+        """The expected lot: by default 64, for the benchmark sets 512."""
+        return self.lot or (512 if self._is_benchmark else 64)
+
+    @property
+    def chosen_clipping(self) -> str:
+        """The clipping: by default the method's own."""
+        return self.clipping or resolve(self.method, self.settings).clipping
+
+    @property
+    def _is_benchmark(self) -> bool:
+        return self.dataset in DATASETS and self.dataset != "digits"
+
+    def planned_steps(self, records: int) -> int:
+        """The number of lots of the whole run on that many records."""
+        epochs = 30 if self.epochs is None else self.epochs
+        return self.steps or epochs * lots_per_epoch(records, self.chosen_lot)
+
+    def public(self) -> dict[str, Any]:
+        """What config.json holds: every setting that may be published, as plain JSON types."""
+        return {
+            "dataset": self.dataset,
+            "model": self.chosen_model,
+            "method": self.method,
+            "settings": dict(self.settings),
+            "target_epsilon": self.epsilon,
+            "delta": self.delta,
+            "accountant": accounting.accountant_name(self.accountant),
+            "lot": self.chosen_lot,
+            "clip": list(self.clip) if isinstance(self.clip, tuple) else self.clip,
+            "clipping": self.chosen_clipping,
+            "lr": self.lr,
+            "seed": self.seed,
+            "repeatable_noise": self.noise_seed is not None,
+            "data_dir": None if self.data_dir is None else str(self.data_dir),
+            "train_size": self.train_size,
+            "test_size": self.test_size,
+        }
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}.")
+
+
+def _check_number(name: str, value: Any, zero: bool = False) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        rule = "of at least 0" if zero else "above 0"
+        raise ConfigError(f"{name} {value!r} is out of range: give a finite number {rule}.")
+
+
+def check_lot(lot: int, records: int) -> None:
+    """A lot must not be larger than the data."""
+    if lot > records:
+        raise ConfigError(
+            f"lot {lot} is larger than the training data of {records} records: give a lot of at "
+            f"most {records}."
+        )
