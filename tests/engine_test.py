@@ -889,7 +889,7 @@ def test_a_scheduler_is_saved_copied_and_loaded_as_the_users_class():
     scheduler = lr.StepLR(optimizer, 1, 0.5)
     plain_state = set(scheduler.state_dict())
     _, model, optimizer, loader = private(model, optimizer=optimizer, max_physical_batch_size=2)
-    epoch(model, optimizer, loader, scheduler.step)
+    epoch(model, optimizer, loader, lambda: scheduler.step())
     assert isinstance(scheduler, lr.StepLR)
     assert set(scheduler.state_dict()) == plain_state
     for twin in (pickle.loads(pickle.dumps(scheduler)), copy.deepcopy(scheduler)):

@@ -1,12 +1,13 @@
 """Before training: does row i give the same gradient in a batch as alone?
 
-The model runs on three synthetic rows (random numbers of the right shape, never the data) and on
+The model runs on a few synthetic rows (random numbers of the right shape, never the data) and on
 each of them by itself. If the outputs or the clipped sums differ, examples meet somewhere: a
 cross-example operation, a batch axis in the wrong place, or rows flattened in an unexpected order.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,6 @@ from vestige.errors import PrivacyError, VestigeError
 from vestige.gradients.capture import Batch, Capture
 from vestige.gradients.collector import Collector
 
-ROWS = 3
 # Far below any gradient, so that every row is clipped and the sum shows how rows were told apart.
 _BOUND = 1e-12
 
@@ -33,11 +33,13 @@ def self_check(capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any], 
     """
     with _aside(capture), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inputs = _synthetic((args, kwargs), capture)
+        rows = _row_count((args, kwargs))
+        inputs = _synthetic((args, kwargs), capture, rows)
         if inputs is None:
             return False
         try:
-            together, outputs = _run(capture, inputs, slice(None), None)
+            capture.learning = True
+            together, outputs = _run(capture, inputs, rows, slice(None), None)
         except VestigeError:
             raise
         except Exception as error:
@@ -48,11 +50,13 @@ def self_check(capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any], 
                 stacklevel=2,
             )
             return False
+        finally:
+            capture.learning = False
         if not outputs:
             return False
         alone = torch.zeros_like(together)
-        for i in range(ROWS):
-            total, single = _run(capture, inputs, slice(i, i + 1), outputs)
+        for i in range(rows):
+            total, single = _run(capture, inputs, rows, slice(i, i + 1), outputs)
             alone += total
             for (out, _), (one, _) in zip(outputs, single, strict=True):
                 _compare(out.narrow(capture.axis, i, 1), one, "output", 1e-3)
@@ -80,9 +84,15 @@ def _aside(capture: Capture) -> Iterator[None]:
             module.training = flag
 
 
-def _synthetic(inputs: Any, capture: Capture) -> Any:
-    """The inputs with their rows replaced by three random ones, None if they have no rows."""
-    rows = capture._count_rows(*inputs)
+def _row_count(inputs: Any) -> int:
+    """A small number that no axis of the inputs has, so that no shape agrees by chance."""
+    sizes = {s for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) for s in t.shape}
+    return next(n for n in itertools.count(3) if n not in sizes)
+
+
+def _synthetic(inputs: Any, capture: Capture, count: int) -> Any:
+    """The inputs with their rows replaced by `count` random ones, None if they have no rows."""
+    rows = capture.count_rows(*inputs)
     found = False
 
     def fake(value: Any) -> Any:
@@ -92,7 +102,7 @@ def _synthetic(inputs: Any, capture: Capture) -> Any:
             return value
         found = True
         shape = list(value.shape)
-        shape[axis] = ROWS
+        shape[axis] = count
         if value.is_floating_point():
             return torch.randn(shape).to(value)
         if value.dtype == torch.bool:  # a mask: nothing is masked
@@ -107,13 +117,13 @@ Outputs = list[tuple[Tensor, Tensor]]  # output and its random cotangent
 
 
 def _run(
-    capture: Capture, inputs: Any, rows: slice, given: Outputs | None
+    capture: Capture, inputs: Any, whole: int, rows: slice, given: Outputs | None
 ) -> tuple[Tensor, Outputs]:
     """The clipped sum of some of the synthetic rows, and the outputs with their cotangents."""
-    axis, count = capture.axis, len(range(ROWS)[rows])
+    axis, count = capture.axis, len(range(whole)[rows])
 
     def take(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.ndim > axis and value.shape[axis] == ROWS:
+        if isinstance(value, Tensor) and value.ndim > axis and value.shape[axis] == whole:
             return value[rows] if axis == 0 else value[:, rows]
         return value
 
@@ -137,7 +147,7 @@ def _run(
             if len(leaves) != len(given):
                 raise PrivacyError(
                     "the model gives a different number of batched outputs for one row than for "
-                    f"{ROWS}: it must treat every example on its own."
+                    f"{whole}: it must treat every example on its own."
                 )
             outputs = [(t.detach(), take(g)) for t, (_, g) in zip(leaves, given, strict=True)]
         if not leaves:

@@ -13,7 +13,7 @@ not copied by `copy.deepcopy` or `torch.save`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,8 @@ from torch.overrides import TorchFunctionMode
 
 from vestige.errors import PrivacyError, UnsupportedModel
 from vestige.gradients.collector import Collector, ForwardRecord
-from vestige.gradients.uses import PerExample, Use, Viewed
+from vestige.gradients.refs import Layout, Ref, Source, Uncovered, overlaps, tensors_in
+from vestige.gradients.uses import PerExample, Use
 from vestige.groups import Slot
 
 Uses = list[tuple[Slot, Use]]
@@ -51,52 +52,6 @@ class Forward:
     rows: int
     batch: Batch | None
     record: ForwardRecord
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where an operation's tensors have the rows, and the precision that sums are kept in."""
-
-    rows: int
-    axis: int
-    dtype: torch.dtype
-
-    def by_row(self, value: Tensor, channels: int = 1) -> Tensor:
-        """`value` with its rows first, in the clipped sum's precision.
-
-        `channels` is the number of trailing axes that are not positions. (positions, rows) axes are
-        swapped where the model is not batch first; rows flattened with positions are unfolded.
-        """
-        axis = self.axis if value.ndim > self.axis + channels else 0
-        value = value.to(self.dtype)
-        if value.shape[axis] == self.rows:
-            return value.movedim(axis, 0)
-        if value.ndim == 2 and value.shape[0] % self.rows == 0:
-            if self.axis:
-                return value.reshape(-1, self.rows, value.shape[1]).transpose(0, 1)
-            return value.reshape(self.rows, -1, value.shape[1])
-        raise PrivacyError(
-            f"an operation's gradient has shape {tuple(value.shape)}, which has no axis of "
-            f"{self.rows} rows: the batch axis must be the first one (batch_first=True) or the "
-            "second (batch_first=False) throughout the model."
-        )
-
-
-class Uncovered(Exception):  # noqa: N818 - control flow inside the capture, never seen by users
-    """An operation used a parameter in a way that no rule covers."""
-
-
-@dataclass(frozen=True)
-class Ref:
-    """A trainable parameter, or a strided view of one, as an operation's argument."""
-
-    slot: Slot
-    value: Tensor
-    is_view: bool
-
-    def use(self, use: Use) -> tuple[Slot, Use]:
-        """Attribute a use of this argument to the parameter."""
-        return self.slot, Viewed(use, self.slot.parameter, self.value) if self.is_view else use
 
 
 class _Tap(torch.autograd.Function):
@@ -149,7 +104,8 @@ class Capture(TorchFunctionMode):
         self.batch: Batch | None = None
         self.mean_loss = True
         self.before_forward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
-        self._slots = {id(slot.parameter): slot for slot in groups.slots}
+        self._sources = {id(slot.parameter): Source(slot, slot.parameter) for slot in groups.slots}
+        self._shared: dict[int, Source] = {}  # of the running forward pass
         self._anchor = torch.zeros((), requires_grad=True, device=collector.total.device)
         self._forward: Forward | None = None
         self._depth = 0
@@ -157,6 +113,9 @@ class Capture(TorchFunctionMode):
         self._buffers: dict[str, tuple[Tensor, int]] = {}
         self.paused = False  # operations run as they are, uncaptured
         self.unfold = False  # rows flattened with positions may be unfolded
+        self.learning = False  # the self-check runs: note which constants have batch rows
+        self._batched_constants: set[str] = set()
+        self._token = 0
         self._handles: list[Any] = []
 
     # -- attaching to the model -------------------------------------------------------------
@@ -194,9 +153,11 @@ class Capture(TorchFunctionMode):
         if self._depth == 0:
             if self.before_forward is not None:
                 self.before_forward(args, kwargs)
-            rows = self._count_rows(args, kwargs)
+            rows = self.count_rows(args, kwargs)
             batch = self.batch if self.batch is not None and self.batch.rows == rows else None
             self._forward = Forward(rows, batch, batch.record if batch else ForwardRecord())
+            self._token += 1
+            self.mark((args, kwargs))
             self._open.enter_context(self._fallback(self))
             self._buffers = {
                 name: (b, b._version) for name, b in self.module.named_buffers() if b is not None
@@ -212,6 +173,7 @@ class Capture(TorchFunctionMode):
         if self._depth:
             return
         self._forward = None
+        self._shared.clear()
         self._open.close()
         for name, buffer in self.module.named_buffers():
             before, version = self._buffers.get(name, (buffer, buffer._version))
@@ -222,7 +184,8 @@ class Capture(TorchFunctionMode):
                     "batch norm, or turn the tracking off (track_running_stats=False)."
                 )
 
-    def _count_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def count_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """The rows of a call's first tensor that has a batch axis."""
         for tensor in tensors_in((args, kwargs)):
             if tensor.ndim > self.axis:
                 return tensor.shape[self.axis]
@@ -237,10 +200,14 @@ class Capture(TorchFunctionMode):
         if self.paused or self._forward is None or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         rule = self._rules.get(func)
-        if rule is not None:
-            out = rule(self, func, args, kwargs)
-            if out is not NotImplemented:
-                return out
+        out = NotImplemented if rule is None else rule(self, func, args, kwargs)
+        if out is NotImplemented:
+            out = self._run_uncovered(func, args, kwargs)
+        if any(self.is_marked(t) for t in tensors_in((args, kwargs))):
+            self.mark(out)
+        return out
+
+    def _run_uncovered(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         leaked = self._leaked(args, kwargs, out)
         if leaked is not None:
@@ -258,17 +225,27 @@ class Capture(TorchFunctionMode):
         """The trainable parameter behind an argument, if it is one or a plain view of one."""
         if not isinstance(value, Tensor) or not value.requires_grad:
             return None
-        slot = self._slots.get(id(value))
-        if slot is not None:
-            return Ref(slot, value.detach(), False)
+        source = self._source(value)
+        if source is not None:
+            return Ref(source, value.detach(), False)
         if value._base is None:
             return None
-        slot = self._slots.get(id(value._base))
-        if slot is None:
+        source = self._source(value._base)
+        if source is None:
             return None
-        if not slot.parameter.is_contiguous() or _overlaps(value):
-            raise Uncovered(f"parameter {slot.name!r} is used through an overlapping view")
-        return Ref(slot, value.detach(), True)
+        if not source.tensor.is_contiguous() or overlaps(value):
+            raise Uncovered(f"parameter {source.slot.name!r} is used through an overlapping view")
+        return Ref(source, value.detach(), True)
+
+    def _source(self, value: Tensor) -> Source | None:
+        return self._sources.get(id(value)) or self._shared.get(id(value))
+
+    def share(self, ref: Ref, value: Tensor, attribute: Callable[[Use], Use]) -> Tensor:
+        """Let `value`, computed from `ref` alone, stand for it until it meets a batched tensor."""
+        value = value.detach().requires_grad_()
+        value.register_hook(_Guard(ref.slot.name))
+        self._shared[id(value)] = Source(ref.slot, value, attribute)
+        return value
 
     def _leaked(self, args: Any, kwargs: Any, out: Any) -> Ref | None:
         ref = next((r for r in map(self.find, tensors_in((args, kwargs))) if r), None)
@@ -298,7 +275,9 @@ class Capture(TorchFunctionMode):
 
         pad = [1] * (len(size) - len(shape))
         value = ref.value.reshape(*pad, *shape)
-        return _Lift.apply(value, size, self._anchor, self._site([ref.slot], uses))  # type: ignore[no-any-return, no-untyped-call]
+        lifted: Tensor = _Lift.apply(value, size, self._anchor, self._site([ref.slot], uses))  # type: ignore[no-untyped-call]
+        self.mark(lifted)
+        return lifted
 
     def _site(self, slots: list[Slot], uses: Callable[[Tensor], Uses]) -> Callable[[Tensor], None]:
         forward = self._forward
@@ -325,9 +304,29 @@ class Capture(TorchFunctionMode):
 
         return get
 
-    def is_batched(self, value: Tensor, channels: int = 1) -> bool:
-        """Whether `value` has this forward pass's rows, as an axis or flattened with another."""
+    def mark(self, values: Any) -> None:
+        """These tensors come from the batch. (A shape alone does not say so: a table of positions
+        may happen to have as many rows as a lot.)"""
+        for tensor in tensors_in(values):
+            tensor._vestige_rows = self._token  # type: ignore[attr-defined]
+
+    def is_marked(self, value: Tensor) -> bool:
+        """Whether a tensor was computed from the batch."""
+        return getattr(value, "_vestige_rows", None) == self._token
+
+    def is_batched(self, value: Tensor, refs: Sequence[Ref | None], channels: int = 1) -> bool:
+        """Whether `value`, which meets `refs`, has the rows as an axis or flattened with another.
+
+        A constant made in the forward pass (an initial state) counts only if the self-check saw
+        it have batch rows where it met the same parameters.
+        """
         axis = self.axis if value.ndim > self.axis + channels else 0
+        if not self.is_marked(value):
+            names = {ref.slot.name for ref in refs if ref}
+            if self.learning and value.ndim > axis and value.shape[axis] == self.rows:
+                self._batched_constants |= names
+            if not names <= self._batched_constants:
+                return False
         if value.ndim > axis and value.shape[axis] == self.rows:
             return True
         flattened = value.ndim == 2 and self.rows > 0 and value.shape[0] % self.rows == 0
@@ -403,27 +402,3 @@ class _Guard:
             "a regularisation term of the loss (use the optimizer's weight_decay), under gradient "
             "checkpointing or torch.compile, or by an operation that Vestige does not see."
         )
-
-
-def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dicts."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, tuple | list):
-        for item in tree:
-            yield from tensors_in(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from tensors_in(item)
-
-
-def _overlaps(view: Tensor) -> bool:
-    """Whether two entries of a strided view share a place in memory."""
-    reach = 0
-    for stride, size in sorted(zip(view.stride(), view.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False

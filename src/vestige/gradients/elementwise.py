@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vestige.gradients.capture import Capture, Ref
+from vestige.gradients.capture import Capture
+from vestige.gradients.refs import Ref
 
 
 def elementwise(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -19,7 +20,7 @@ def elementwise(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict
     if not any(refs) or any(capture.find(v) for v in kwargs.values()):
         return NotImplemented
     others = [a for a, ref in zip(args, refs, strict=True) if isinstance(a, Tensor) and not ref]
-    if not any(capture.is_batched(o) for o in others):
+    if not any(capture.is_batched(o, refs) for o in others):
         return NotImplemented
     shape = torch.broadcast_shapes(*(a.shape for a in args if isinstance(a, Tensor)))
     axis = capture.axis if len(shape) > 2 else 0
@@ -80,7 +81,7 @@ def prelu(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """max(x, 0) + weight * min(x, 0), the weight one number or one per channel."""
     x, weight = (*args, *kwargs.values())
     ref = capture.find(weight)
-    if ref is None or ref.is_view or capture.axis != 0 or not capture.is_batched(x):
+    if ref is None or ref.is_view or capture.axis != 0 or not capture.is_batched(x, [ref]):
         return NotImplemented
     channels = [1] * x.ndim
     if x.ndim > 1:

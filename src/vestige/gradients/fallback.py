@@ -20,7 +20,8 @@ from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
 from vestige.errors import UnsupportedModel
-from vestige.gradients.capture import Capture, Uncovered
+from vestige.gradients.capture import Capture
+from vestige.gradients.refs import Uncovered
 
 # Every way these use their parameters is covered, so there is nothing to shadow.
 _COVERED = (
@@ -125,7 +126,9 @@ class Fallback:
             run = vmap(one, in_dims, out_dims=axis, randomness="different")
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-                return run(lifted, *(leaves[i] for i in split))
+                out = run(lifted, *(leaves[i] for i in split))
+            capture.mark(out)
+            return out
         except (RuntimeError, ValueError) as error:
             raise UnsupportedModel(
                 f"{type(module).__name__} {name or '(root)'} has no per-example gradient rule and "
@@ -141,6 +144,7 @@ def _is_batched(capture: Capture, value: Any) -> bool:
         isinstance(value, Tensor)
         and value.ndim > capture.axis
         and value.shape[capture.axis] == capture.rows
+        and capture.is_marked(value)
     )
 
 

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vestige.errors import UnsupportedModel
-from vestige.gradients.capture import Capture, Uncovered, Uses
+from vestige.gradients.capture import Capture, Uses
 from vestige.gradients.convolution import Convolved, Geometry
 from vestige.gradients.linear import plain
-from vestige.gradients.uses import PerExample, Rows
+from vestige.gradients.refs import Ref, Uncovered
+from vestige.gradients.uses import PerExample, Rows, Use
 
 
 def _convolution(function: Callable[..., Tensor], axes: int) -> Callable[..., Any]:
@@ -30,9 +31,7 @@ def _convolution(function: Callable[..., Tensor], axes: int) -> Callable[..., An
             w, b = capture.find(weight), capture.find(bias)
             if not (w or b):
                 return NotImplemented
-            rows = capture.rows
-            if input.ndim != axes + 2 or input.shape[0] != rows or capture.find(input):
-                raise Uncovered("a convolution whose input's first axis is not the batch")
+            _check_rows_first(capture, input, [w, b], axes + 2)
             kernel = plain(w, weight)
             out = function(input, kernel, plain(b, bias), stride, padding, dilation, groups)
             geometry = Geometry.of(weight, stride, padding, dilation, groups)
@@ -69,7 +68,7 @@ def _affine(
     w, b = capture.find(weight), capture.find(bias)
     if not (w or b):
         return NotImplemented
-    if capture.find(input) or not capture.is_batched(input, channels):
+    if capture.find(input) or not capture.is_batched(input, [w, b], channels):
         raise Uncovered("a normalisation whose input has no batch rows")
     layout = capture.layout()
     out = run(input, plain(w, weight), plain(b, bias))
@@ -153,8 +152,7 @@ def group_norm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str
         eps: float = 1e-5,
         *_: Any,
     ) -> Any:
-        if input.shape[0] != capture.rows:
-            raise Uncovered("a group norm whose input's first axis is not the batch")
+        _check_rows_first(capture, input, [capture.find(weight), capture.find(bias)])
 
         def run(x: Tensor, w: Any, b: Any) -> Tensor:
             return F.group_norm(x, num_groups, w, b, eps)
@@ -183,8 +181,7 @@ def instance_norm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[
                 "instance_norm with running statistics averages over private examples: build the "
                 "layer with track_running_stats=False."
             )
-        if input.shape[0] != capture.rows:
-            raise Uncovered("an instance norm whose input's first axis is not the batch")
+        _check_rows_first(capture, input, [capture.find(weight), capture.find(bias)])
 
         def run(x: Tensor, w: Any, b: Any) -> Tensor:
             return F.instance_norm(x, None, None, w, b, True, momentum, eps)
@@ -203,6 +200,34 @@ def batch_norm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str
         "batch_norm mixes the examples of a batch, so no example has a gradient of its own: "
         "use group_norm (vestige.fix(model) replaces BatchNorm modules)."
     )
+
+
+def _check_rows_first(
+    capture: Capture,
+    input: Tensor,
+    refs: list[Ref | None],
+    ndim: int | None = None,
+) -> None:
+    """Images and their channels have the rows on the first axis, whatever batch_first says."""
+    if not any(refs):
+        return
+    shaped = input.shape[0] == capture.rows and input.ndim == (ndim or input.ndim)
+    if not shaped or capture.find(input) or not capture.is_batched(input, refs, input.ndim - 1):
+        raise Uncovered("a convolution or channel norm whose first axis is not the batch")
+
+
+def _shared_lookup(capture: Capture, w: Ref, indices: Tensor, padding_idx: int | None) -> Tensor:
+    """The same rows for every example, such as position embeddings."""
+    size = w.value.shape[0]
+
+    def attribute(use: Use) -> Use:
+        g = use.dense()
+        at = indices.expand(len(g), *indices.shape)
+        if padding_idx is not None:
+            g = g.masked_fill((at == padding_idx % size).unsqueeze(-1), 0)
+        return Rows(at, g, size)
+
+    return capture.share(w, F.embedding(indices, w.value, padding_idx), attribute)
 
 
 def embedding(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -226,8 +251,8 @@ def embedding(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str,
                 f"embedding {w.slot.name!r} uses {option}, which depends on the other examples of "
                 "the batch: build the layer without it."
             )
-        if not capture.is_batched(input, channels=0):
-            raise Uncovered("an embedding whose indices have no batch rows")
+        if not capture.is_batched(input, [w], channels=0):
+            return _shared_lookup(capture, w, input, padding_idx)
         layout, indices = capture.layout(), capture.saved(input)
         out = F.embedding(input, w.value, padding_idx)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vestige.gradients.capture import Capture, Ref, Uncovered, Uses
+from vestige.gradients.capture import Capture, Uses
+from vestige.gradients.refs import Ref, Uncovered
 from vestige.gradients.uses import Outer, PerExample
 
 
@@ -30,9 +32,9 @@ def summed(value: Tensor) -> PerExample:
     return PerExample(value if value.ndim == 2 else value.flatten(1, -2).sum(1))
 
 
-def _input(capture: Capture, value: Any, what: str) -> Tensor:
+def _input(capture: Capture, value: Any, refs: Sequence[Ref | None], what: str) -> Tensor:
     """An operation's other factor: it must carry the batch's rows and be no parameter itself."""
-    if not isinstance(value, Tensor) or capture.find(value) or not capture.is_batched(value):
+    if not isinstance(value, Tensor) or capture.find(value) or not capture.is_batched(value, refs):
         raise Uncovered(f"{what} multiplies a parameter with something that has no batch rows")
     return value
 
@@ -44,7 +46,7 @@ def linear(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, An
         w, b = capture.find(weight), capture.find(bias)
         if not (w or b):
             return NotImplemented
-        x, layout = _input(capture, input, "linear"), capture.layout()
+        x, layout = _input(capture, input, [w, b], "linear"), capture.layout()
         out = F.linear(x, plain(w, weight), plain(b, bias))
         # A frozen weight needs no input: then it is not kept alive.
         saved = capture.saved(x) if w else None
@@ -92,7 +94,7 @@ def _product(capture: Capture, left: Any, right: Any, b: Ref | None, bias: Any) 
     if w_left and w_right:
         raise Uncovered("matmul multiplies two parameters")
     w = w_left or w_right
-    x = _input(capture, right if w_left else left, "matmul")
+    x = _input(capture, right if w_left else left, [w, b], "matmul")
     if w and (w.value.ndim != 2 or (w_left and x.ndim != 3)):
         return NotImplemented
     layout = capture.layout()
@@ -135,7 +137,7 @@ def einsum(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return NotImplemented
     for i, ref in enumerate(refs):
         if ref is None:
-            _input(capture, operands[i], "einsum")
+            _input(capture, operands[i], refs, "einsum")
             continue
         if letter in terms[i]:
             return NotImplemented

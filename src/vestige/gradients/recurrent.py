@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vestige.gradients.capture import Capture, Uncovered
+from vestige.gradients.capture import Capture
+from vestige.gradients.refs import Uncovered
 
 State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, Tensor, State], State]
@@ -45,8 +46,10 @@ def _recurrent(cell: Cell) -> Callable[..., Any]:
         if not any(capture.find(w) for w in weights):
             return NotImplemented
         states = list(start) if isinstance(start, tuple | list) else [start]
+        capture.mark(states)  # zeros that the layer made for this batch, or the caller's
         if not batch_first:
             x = x.transpose(0, 1)
+            capture.mark(x)
         outside, capture.axis = capture.axis, 0  # unrolled, everything here has its rows first
         try:
             with capture:

@@ -1,0 +1,107 @@
+"""How an operation's arguments relate to the parameters and to the rows of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vestige.errors import PrivacyError
+from vestige.gradients.uses import Use, Viewed
+from vestige.groups import Slot
+
+
+class Uncovered(Exception):  # noqa: N818 - control flow inside the capture, never seen by users
+    """An operation used a parameter in a way that no rule covers."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor that stands for a parameter: the parameter itself, or rows looked up in it.
+
+    A lookup that is the same for every example (position embeddings) has no batch rows; its result
+    is treated like a parameter until it meets a batched tensor, and `attribute` then turns a use of
+    the result into a use of the parameter.
+    """
+
+    slot: Slot
+    tensor: Tensor
+    attribute: Callable[[Use], Use] | None = None
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A source, or a strided view of one, as an operation's argument; `value` is detached."""
+
+    source: Source
+    value: Tensor
+    is_view: bool
+
+    @property
+    def slot(self) -> Slot:
+        """The parameter."""
+        return self.source.slot
+
+    def use(self, use: Use) -> tuple[Slot, Use]:
+        """Attribute a use of this argument to the parameter."""
+        if self.is_view:
+            use = Viewed(use, self.source.tensor, self.value)
+        if self.source.attribute is not None:
+            use = self.source.attribute(use)
+        return self.slot, use
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where an operation's tensors have the rows, and the precision that sums are kept in."""
+
+    rows: int
+    axis: int
+    dtype: torch.dtype
+
+    def by_row(self, value: Tensor, channels: int = 1) -> Tensor:
+        """`value` with its rows first, in the clipped sum's precision.
+
+        `channels` is the number of trailing axes that are not positions. (positions, rows) axes are
+        swapped where the model is not batch first; rows flattened with positions are unfolded.
+        """
+        axis = self.axis if value.ndim > self.axis + channels else 0
+        value = value.to(self.dtype)
+        if value.shape[axis] == self.rows:
+            return value.movedim(axis, 0)
+        if value.ndim == 2 and value.shape[0] % self.rows == 0:
+            if self.axis:
+                return value.reshape(-1, self.rows, value.shape[1]).transpose(0, 1)
+            return value.reshape(self.rows, -1, value.shape[1])
+        raise PrivacyError(
+            f"an operation's gradient has shape {tuple(value.shape)}, which has no axis of "
+            f"{self.rows} rows: the batch axis must be the first one (batch_first=True) or the "
+            "second (batch_first=False) throughout the model."
+        )
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dicts."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, tuple | list):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from tensors_in(item)
+
+
+def overlaps(view: Tensor) -> bool:
+    """Whether two entries of a strided view share a place in memory."""
+    reach = 0
+    for stride, size in sorted(zip(view.stride(), view.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
