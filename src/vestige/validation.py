@@ -56,8 +56,8 @@ def fix(model: nn.Module) -> nn.Module:
     """A copy of the model with BatchNorm replaced by GroupNorm and no running statistics.
 
     Affine weights are kept. The original is left alone; build the optimizer from the copy. The
-    number of groups is the largest common divisor of 32 and the channels (one group for
-    BatchNorm1d, whose inputs may have no other axis to normalise over).
+    number of groups is the largest common divisor of 32 and the channels (one group where
+    the inputs may have no other axis to normalise over: BatchNorm1d, SyncBatchNorm).
     """
     model = copy.deepcopy(model)
     return _fixed(model)
@@ -78,7 +78,8 @@ def _fixed(module: nn.Module) -> nn.Module:
 
 def _group_norm(norm: _BatchNorm) -> nn.GroupNorm:
     channels = norm.num_features
-    groups = 1 if isinstance(norm, nn.BatchNorm1d) else math.gcd(32, channels)
+    images = isinstance(norm, nn.BatchNorm2d | nn.BatchNorm3d)
+    groups = math.gcd(32, channels) if images else 1
     replacement = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)
     for name in ("weight", "bias"):
         old = getattr(norm, name)

@@ -296,7 +296,7 @@ class Capture(TorchFunctionMode):
 
         def get() -> Tensor:
             if kept._version != version:
-                raise RuntimeError(
+                raise PrivacyError(
                     "a layer's input was changed by an in-place operation before the backward "
                     "pass, so its gradient cannot be computed: use the out-of-place form."
                 )
@@ -382,11 +382,15 @@ class _Hook:
         return do_nothing
 
     def __reduce__(self) -> Any:
-        return "do_nothing"  # pickled as a reference to the module's function
+        return _nothing, ()
 
 
 def do_nothing(*_: Any) -> None:
     """What a copied model has in place of the capture's hooks."""
+
+
+def _nothing() -> Callable[..., None]:
+    return do_nothing
 
 
 class _Guard:

@@ -4,7 +4,7 @@ While the root module runs, the forward method of every submodule with trainable
 shadowed on the instance (and put back after). If one of its operations is uncovered, the innermost
 such module with batched inputs is run again by `torch.func.vmap`, each row with its own copy of the
 module's parameters, so that autograd returns per-example gradients. They are held for that module
-only, rows x its parameters; a root with submodules of its own is never run so.
+only, rows x its parameters; the root itself is never run so.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Fallback:
         return [
             (name, module)
             for name, module in self.root.named_modules()
-            if type(module) not in _COVERED
+            if module is not self.root
+            and type(module) not in _COVERED
             and "forward" not in module.__dict__
             and any(p.requires_grad for p in module.parameters())
         ]
@@ -74,30 +75,15 @@ class Fallback:
             if module not in self._needed:
                 try:
                     return original(module, *args, **kwargs)
-                except Uncovered as use:
-                    reason = use
-                self._check_possible(capture, name, module, reason, (args, kwargs))
+                except Uncovered:
+                    # Without batched inputs the enclosing module has to run row by row.
+                    leaves = pytree.tree_leaves((args, kwargs))
+                    if not any(_is_batched(capture, leaf) for leaf in leaves):
+                        raise
                 self._needed.add(module)
             return self._row_by_row(capture, name, module, args, kwargs)
 
         return forward
-
-    def _check_possible(
-        self, capture: Capture, name: str, module: nn.Module, reason: Uncovered, inputs: Any
-    ) -> None:
-        """Refuse for good at the root; pass on to the enclosing module without batched inputs."""
-        whole = module is self.root and any(
-            p.requires_grad for child in module.children() for p in child.parameters()
-        )
-        batched = any(_is_batched(capture, v) for v in pytree.tree_leaves(inputs))
-        if module is not self.root and not batched:
-            raise reason
-        if whole or not batched:
-            raise UnsupportedModel(
-                f"{reason} in {type(module).__name__} {name or '(root)'}, for which no per-example "
-                "gradient rule exists. Move that parameter and its use into a submodule of its "
-                "own (it then runs row by row), use a covered layer, or freeze the parameter."
-            ) from None
 
     def _row_by_row(
         self, capture: Capture, name: str, module: nn.Module, args: Any, kwargs: Any
@@ -131,7 +117,7 @@ class Fallback:
             return out
         except (RuntimeError, ValueError) as error:
             raise UnsupportedModel(
-                f"{type(module).__name__} {name or '(root)'} has no per-example gradient rule and "
+                f"{type(module).__name__} {name!r} has no per-example gradient rule and "
                 f"could not be run one row at a time ({str(error).splitlines()[0]}). Use a covered "
                 "layer in its place, or freeze its parameters."
             ) from error

@@ -9,13 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vestige.errors import PrivacyError
+from vestige.errors import PrivacyError, UnsupportedModel
 from vestige.gradients.uses import Use, Viewed
 from vestige.groups import Slot
 
 
-class Uncovered(Exception):  # noqa: N818 - control flow inside the capture, never seen by users
-    """An operation used a parameter in a way that no rule covers."""
+class Uncovered(UnsupportedModel):
+    """An operation used a parameter in a way that no rule covers.
+
+    Inside a submodule it makes that module run row by row; otherwise the user sees it.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}, for which no per-example gradient rule exists. Move that parameter and its "
+            "use into a submodule of its own (it then runs row by row), use a covered layer, or "
+            "freeze the parameter."
+        )
 
 
 @dataclass(frozen=True)
