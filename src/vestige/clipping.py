@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from vestige.errors import ConfigError
@@ -45,14 +46,16 @@ class Clip:
         """How far one added or removed example moves the whole clipped sum, in l2 norm."""
         return math.sqrt(sum(c * c for c in self.bounds))
 
-    def factors(self, square_norms: Tensor, group: int, scale: float) -> Tensor:
+    def factors(self, square_norms: Tensor, group: int, scale: float, dtype: torch.dtype) -> Tensor:
         """The weight of each example's gradient in the group's sum.
 
         `square_norms` are those of the gradients that autograd gave, which `scale` turns into the
         gradients of the examples' own losses (the row count under a mean). They must be finite.
         """
-        # scale * min(1, C / (scale * norm)); a norm of zero gives infinity before the clamp.
-        return (self.bounds[group] / square_norms.sqrt()).clamp_(max=scale)
+        # scale * min(1, C / (scale * norm)); a norm of zero gives infinity before the clamp. A few
+        # units of rounding are taken off, so that a sum that rounds up stays within the bound.
+        bound = self.bounds[group] * (1 - 4 * torch.finfo(dtype).eps)
+        return (bound / square_norms.sqrt()).clamp_(max=scale).to(dtype)
 
 
 def _check_bound(bound: float) -> None:

@@ -13,8 +13,8 @@ not copied by `copy.deepcopy` or `torch.save`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,17 @@ class Forward:
     rows: int
     batch: Batch | None
     record: ForwardRecord
+
+
+@contextmanager
+def exact(device: str) -> Iterator[None]:
+    """No gradients and no autocast: norms and sums keep their own precision."""
+    with torch.no_grad():
+        if not torch.is_autocast_enabled(device):
+            yield
+            return
+        with torch.autocast(device, enabled=False):
+            yield
 
 
 class _Tap(torch.autograd.Function):
@@ -107,6 +118,7 @@ class Capture(TorchFunctionMode):
         self._sources = {id(slot.parameter): Source(slot, slot.parameter) for slot in groups.slots}
         self._shared: dict[int, Source] = {}  # of the running forward pass
         self._anchor = torch.zeros((), requires_grad=True, device=collector.total.device)
+        self._device = collector.total.device.type
         self._forward: Forward | None = None
         self._depth = 0
         self._open = ExitStack()
@@ -285,7 +297,7 @@ class Capture(TorchFunctionMode):
         forward.record.note(slots)
 
         def arrive(g: Tensor) -> None:
-            with torch.no_grad():
+            with exact(self._device):
                 self._arrive(forward, uses, g.detach())
 
         return arrive
@@ -364,7 +376,7 @@ class Capture(TorchFunctionMode):
 
     def _end_backward(self) -> None:
         assert self.batch is not None
-        with torch.no_grad():
+        with exact(self._device):
             self.collector.finish()
         self.batch.done = True
 

@@ -92,7 +92,7 @@ class Collector:
             square_norms = square_norms.masked_fill(bad, 1)
             for h in held:
                 h.use.drop(bad)
-        factors = self.clip.factors(square_norms, held[0].slot.group, self._scale)
+        factors = self.clip.factors(square_norms, held[0].slot.group, self._scale, self.total.dtype)
         for h in held:
             h.use.add_weighted(factors, self._segments[h.slot.name])
 

@@ -103,7 +103,7 @@ class Convolved(Use):
 
     def __init__(self, x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> None:
         self.x, self.g, self.weight, self.geometry = x, g, weight, geometry
-        self.shape = tuple(weight.shape)
+        self.shape, self.dtype = tuple(weight.shape), g.dtype
         self.out = tuple(g.shape[2:])
         self._product: Tensor | None = None
 

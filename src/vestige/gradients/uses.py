@@ -5,9 +5,9 @@ knows their squared norms and their weighted sum, which is all that clipping nee
 `Rows` work from the factors that autograd already has (input and output gradient); `PerExample`
 holds the numbers themselves, for parameters that are small (biases, norm layers) or rare.
 
-Guarantee: `square_norms` never understates the norm of what `add_weighted` adds, up to rounding of
-one part in 10^7. Gram matrices in float32 can lose a norm to cancellation, so a bound on that
-rounding error is added to every norm that comes from one.
+Guarantee: `square_norms`, in float64, never understates the norm of what `add_weighted` adds, up to
+rounding of a few parts in 10^7. Where terms cancel, the sum is less exact than the norm, so a bound
+on its rounding error is added to every norm that comes from factors.
 
 Papers: Goodfellow 2015 (norms of outer products), Li et al. 2022 (ghost norm), Bu et al. 2023
 (book-keeping).
@@ -28,9 +28,10 @@ def zero_rows(values: Tensor, bad: Tensor) -> Tensor:
 
 
 def row_squares(values: Tensor) -> Tensor:
-    """The squared norm of each row, (n,): vector_norm is many times faster than a product."""
-    squares: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1).square_()
-    return squares
+    """The squared norm of each row, (n,), in float64: there float32 neither over- nor underflows,
+    and many equal squares do not round all one way."""
+    squares: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1, dtype=torch.float64)
+    return squares.square_()
 
 
 def add_product(values: Tensor, factors: Tensor, total: Tensor) -> None:
@@ -45,23 +46,34 @@ def add_product(values: Tensor, factors: Tensor, total: Tensor) -> None:
 def gram_norms(a: Tensor, g: Tensor) -> Tensor:
     """Squared norms of sum_t g[i, t] a[i, t]^T from (n, t, ...) factors, by two Gram matrices.
 
-    Where the terms cancel, rounding could lose the norm: a bound on its error is added.
+    The Gram matrices are float64, so that cancelling terms do not cost the norm; what the sum
+    itself loses to rounding where they cancel is bounded and added.
     """
+    width = a.shape[2] + g.shape[2]
+    unit = rounding_unit(a.dtype, width)
+    a, g = a.double(), g.double()
     gram_a = torch.bmm(a, a.transpose(1, 2))
     gram_g = torch.bmm(g, g.transpose(1, 2))
     squares = gram_a.diagonal(dim1=1, dim2=2) * gram_g.diagonal(dim1=1, dim2=2)
-    slack = squares.sqrt_().sum(1).square_().mul_(torch.finfo(a.dtype).eps)
+    slack = squares.sqrt_().sum(1).square_().mul_(unit)
     return gram_a.mul_(gram_g).sum((1, 2)).clamp_(min=0).add_(slack)
+
+
+def rounding_unit(dtype: torch.dtype, width: int) -> float:
+    """Rounding error relative to (sum of the terms' norms)^2, for dot products of `width` terms."""
+    eps = torch.finfo(dtype).eps
+    return eps * width if dtype == torch.float64 else eps
 
 
 class Use(ABC):
     """The per-example gradients (n, *shape) of one use of one parameter, in whatever form."""
 
     shape: tuple[int, ...]
+    dtype: torch.dtype
 
     @abstractmethod
     def square_norms(self) -> Tensor:
-        """The squared norm of each example's gradient, (n,)."""
+        """The squared norm of each example's gradient, (n,), in float64."""
 
     @abstractmethod
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:
@@ -81,7 +93,7 @@ class PerExample(Use):
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
-        self.shape = tuple(values.shape[1:])
+        self.shape, self.dtype = tuple(values.shape[1:]), values.dtype
 
     def square_norms(self) -> Tensor:
         return row_squares(self.values)
@@ -102,7 +114,7 @@ class Outer(Use):
     def __init__(self, a: Tensor, g: Tensor) -> None:
         # (n, d) means one product per example; (n, t, d) a sum over t of them.
         self.a, self.g = a, g
-        self.shape = (g.shape[-1], a.shape[-1])
+        self.shape, self.dtype = (g.shape[-1], a.shape[-1]), g.dtype
         self._product: Tensor | None = None
 
     @property
@@ -111,8 +123,7 @@ class Outer(Use):
 
     def square_norms(self) -> Tensor:
         if self.a.ndim == 2:
-            lengths: Tensor = torch.linalg.vector_norm(self.a, dim=1)
-            return lengths.mul_(torch.linalg.vector_norm(self.g, dim=1)).square_()
+            return row_squares(self.a).mul_(row_squares(self.g))
         t, (p, d) = self.terms, self.shape
         if t * (p + d) <= p * d:
             return gram_norms(self.a, self.g)
@@ -149,15 +160,16 @@ class Rows(Use):
         n = indices.shape[0]
         self.indices = indices.reshape(n, -1)
         self.g = g.reshape(n, self.indices.shape[1], g.shape[-1])
-        self.shape = (rows, g.shape[-1])
+        self.shape, self.dtype = (rows, g.shape[-1]), g.dtype
 
     def square_norms(self) -> Tensor:
         # Two looks at the same row add up before the norm is taken.
         same = self.indices.unsqueeze(1) == self.indices.unsqueeze(2)
-        gram = torch.bmm(self.g, self.g.transpose(1, 2)).mul_(same)
-        scale = torch.linalg.vector_norm(self.g, dim=2).sum(1).square_()
-        slack = scale.mul_(torch.finfo(self.g.dtype).eps)
-        return gram.sum((1, 2)).clamp_(min=0).add_(slack)
+        g = self.g.double()
+        gram = torch.bmm(g, g.transpose(1, 2))
+        scale = gram.diagonal(dim1=1, dim2=2).sqrt().sum(1).square_()
+        slack = scale.mul_(rounding_unit(self.g.dtype, self.shape[1]))
+        return gram.mul_(same).sum((1, 2)).clamp_(min=0).add_(slack)
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:
         scaled = self.g * factors.view(-1, 1, 1)
@@ -177,7 +189,7 @@ class Viewed(Use):
 
     def __init__(self, use: Use, parameter: Tensor, view: Tensor) -> None:
         self.use = use
-        self.shape = tuple(parameter.shape)
+        self.shape, self.dtype = tuple(parameter.shape), use.dtype
         self.size, self.stride = tuple(view.shape), view.stride()
         self.offset = view.storage_offset() - parameter.storage_offset()
 
@@ -209,7 +221,7 @@ class Tied(Use):
 
     def __init__(self, uses: Sequence[Use]) -> None:
         self.uses = _merge_outer(uses)
-        self.shape = uses[0].shape
+        self.shape, self.dtype = uses[0].shape, uses[0].dtype
         self._dense: Tensor | None = None
 
     def square_norms(self) -> Tensor:
@@ -221,8 +233,9 @@ class Tied(Use):
             return row_squares(self._dense)
         norms = [u.square_norms() for u in self.uses]
         total = torch.stack(norms).sum(0)
-        # Cancellation between the uses: bounded by (sum of norms)^2 times the rounding unit.
-        slack = torch.stack(norms).sqrt().sum(0).square_().mul_(4 * torch.finfo(total.dtype).eps)
+        # Cancellation between the uses: what the sum loses to rounding, as in `gram_norms`.
+        unit = rounding_unit(self.dtype, sum(self.shape))
+        slack = torch.stack(norms).sqrt().sum(0).square_().mul_(4 * unit)
         for cross in crosses:
             assert cross is not None
             total = total + 2 * cross
@@ -268,6 +281,6 @@ def _cross(left: Use, right: Use) -> Tensor | float | None:
         # Row indices[t] of sum_s g_s a_s^T is sum_s g_s[indices[t]] a_s.
         g = right.g if right.g.ndim == 3 else right.g.unsqueeze(1)
         a = right.a if right.a.ndim == 3 else right.a.unsqueeze(1)
-        picked = g.gather(2, left.indices.unsqueeze(1).expand(-1, g.shape[1], -1))
-        return (picked * torch.bmm(a, left.g.transpose(1, 2))).sum((1, 2))
+        picked = g.gather(2, left.indices.unsqueeze(1).expand(-1, g.shape[1], -1)).double()
+        return (picked * torch.bmm(a.double(), left.g.double().transpose(1, 2))).sum((1, 2))
     return None
