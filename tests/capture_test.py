@@ -326,7 +326,7 @@ def test_a_buffer_that_the_forward_pass_changes_is_refused():
             return super().forward(x)
 
     _, model, _, loader = make_private(Counting(), torch.randn(8, 4), self_check=False)
-    with pytest.raises(PrivacyError, match="buffer 'seen' was changed"):
+    with pytest.raises(PrivacyError, match="'seen' was changed by the forward"):
         for x, _ in loader:
             model(x)
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vestige.errors import ConfigError
@@ -24,18 +26,19 @@ class Clip:
     bounds: tuple[float, ...]
 
     @classmethod
-    def over(cls, max_grad_norm: float | Sequence[float], group_names: Sequence[str]) -> Clip:
+    def over(cls, max_grad_norm: Any, group_names: Sequence[str]) -> Clip:
         """One number C is split C/sqrt(G), so that the joint sensitivity is C; or one per group."""
         count = len(group_names)
-        if isinstance(max_grad_norm, int | float):
+        if isinstance(max_grad_norm, int | float) or getattr(max_grad_norm, "ndim", None) == 0:
+            max_grad_norm = float(max_grad_norm)  # also a zero-dimensional tensor or array
             _check_bound(max_grad_norm)
             return cls((max_grad_norm / math.sqrt(count),) * count)
         bounds = tuple(float(c) for c in max_grad_norm)
         if len(bounds) != count:
-            listing = ", ".join(group_names)
             raise ConfigError(
                 f"max_grad_norm has {len(bounds)} values for {count} groups. A group is a layer "
-                f"with its weight and bias, not a parameter; in order they are: {listing}."
+                "with its weight and bias, not a parameter; in order they are: "
+                f"{', '.join(group_names)}."
             )
         for bound in bounds:
             _check_bound(bound)
@@ -46,16 +49,21 @@ class Clip:
         """How far one added or removed example moves the whole clipped sum, in l2 norm."""
         return math.sqrt(sum(c * c for c in self.bounds))
 
-    def factors(self, square_norms: Tensor, group: int, scale: float, dtype: torch.dtype) -> Tensor:
+    def factors(
+        self, square_norms: Tensor, group: int, scale: float, dtype: torch.dtype, rounding: float
+    ) -> Tensor:
         """The weight of each example's gradient in the group's sum.
 
         `square_norms` are those of the gradients that autograd gave, which `scale` turns into the
         gradients of the examples' own losses (the row count under a mean). They must be finite.
+        `rounding` is the relative error of the sum's arithmetic.
         """
-        # scale * min(1, C / (scale * norm)); a norm of zero gives infinity before the clamp. A few
-        # units of rounding are taken off, so that a sum that rounds up stays within the bound.
-        bound = self.bounds[group] * (1 - 4 * torch.finfo(dtype).eps)
-        return (bound / square_norms.sqrt()).clamp_(max=scale).to(dtype)
+        # scale * min(1, C / (scale * norm)); a norm of zero gives infinity before the clamp. The
+        # rounding is taken off, so that a sum that rounds up stays within the bound.
+        bound = self.bounds[group] * (1 - rounding)
+        factors = (bound / square_norms.sqrt()).clamp_(max=scale).to(dtype)
+        # A factor that the precision cannot hold exactly could be rounded up: the example drops.
+        return F.threshold(factors, torch.finfo(dtype).tiny, 0)
 
 
 def _check_bound(bound: float) -> None:

@@ -28,6 +28,7 @@ from vestige.sampling import LotSampler, PrivateLoader, check_loader
 from vestige.validation import check_criterion, check_model, check_optimizer
 
 _VERSION = 1
+_STATE = {"plan", "ledger", "released", "next_lot", "repeatable_noise"}
 REPEATABLE = "repeatable noise: not private towards anyone who knows the seed"
 
 
@@ -219,10 +220,11 @@ class PrivacyEngine:
         batch = run.capture.batch
         rows = batch.rows if batch else None
         if not isinstance(losses, Tensor) or losses.ndim != 1 or losses.shape[0] != rows:
-            shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            got = f"{losses.ndim} axes" if isinstance(losses, Tensor) else type(losses).__name__
             raise PrivacyError(
-                f"engine.backward got {shape} for a batch of {rows} rows: give one loss per row, "
-                "for example F.cross_entropy(output, y, reduction='none')."
+                f"engine.backward got a loss of {got} that does not match the rows of the batch "
+                "that the loader handed out: give one loss per row, one axis, for example "
+                "F.cross_entropy(output, y, reduction='none')."
             )
         run.capture.mean_loss = False
         try:
@@ -304,6 +306,12 @@ class PrivacyEngine:
             raise ConfigError(
                 f"engine state has version {state.get('version')!r}; this Vestige reads {_VERSION}."
             )
+        missing = _STATE - set(state)
+        if missing:
+            raise ConfigError(
+                f"the engine state lacks {', '.join(sorted(missing))}: it was not written by "
+                "state_dict, or was damaged."
+            )
         ours, theirs = run.plan.as_dict(), dict(state["plan"])
         different = [k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k)]
         if different:
@@ -312,9 +320,9 @@ class PrivacyEngine:
                 f"the saved run was made with other settings ({details}): call make_private with "
                 "the same ones, or start a new run."
             )
+        released, next_lot = int(state["released"]), int(state["next_lot"])
         self._ledger.load_state_dict(state["ledger"])
-        run.door.steps = int(state["released"])
-        run.lots.next_lot = int(state["next_lot"])
+        run.door.steps, run.lots.next_lot = released, next_lot
         run.repeatable = run.repeatable or bool(state["repeatable_noise"])
 
     def _attached(self) -> Run:

@@ -56,7 +56,8 @@ class Groups:
         return self.slots[-1].stop if self.slots else 0
 
     @cached_property
-    def _ids(self) -> set[int]:
+    def ids(self) -> set[int]:
+        """The identities of the trainable parameters."""
         return {id(slot.parameter) for slot in self.slots}
 
     def segments(self) -> list[slice]:
@@ -74,7 +75,7 @@ class Groups:
 
     def check_unchanged(self, module: nn.Module) -> None:
         """Refuse if the trainable set is no longer the one the plan was made for."""
-        known = self._ids
+        known = self.ids
         if known == {id(p) for p in module.parameters() if p.requires_grad}:
             return
         now = {id(p): name for name, p in module.named_parameters() if p.requires_grad}

@@ -6,6 +6,7 @@ backward, and the trainable set must be the one that the noise was planned for.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class Run:
         self._just_released = True
         self._lot_open = False
         self._current_lot = 0
+        self._gated_from: int | None = None
         self._gradient = torch.zeros_like(watch.collector.total)
         self._held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._views = [(s.parameter, s.view(self._gradient)) for s in self.groups.slots]
@@ -55,8 +57,8 @@ class Run:
         """Hook into the model and the optimizer."""
         self.capture.attach()
         self._hook = self.optimizer.register_step_pre_hook(self._before_step)
-        for slot in self.groups.slots:
-            slot.parameter.grad = None  # an old gradient would be applied on the first partial lot
+        for parameter in self.capture.module.parameters():
+            parameter.grad = None  # an old, unprotected gradient must not be applied
 
     def detach(self) -> None:
         """Take the hooks off."""
@@ -64,8 +66,13 @@ class Run:
         self._hook.remove()
 
     def _check_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.capture.before_forward = None
-        self.capture.unfold = self_check(self.capture, args, kwargs, self._seed)
+        # Put back if the check raises: a model that was refused stays refused.
+        check, self.capture.before_forward = self.capture.before_forward, None
+        try:
+            self.capture.unfold = self_check(self.capture, args, kwargs, self._seed)
+        except BaseException:
+            self.capture.before_forward = check
+            raise
 
     def hand_out(self, batch: Batch) -> None:
         """The loader gives `batch` to the loop."""
@@ -83,8 +90,10 @@ class Run:
         if not self._lot_open:
             self.capture.collector.clear()
             self._lot_open, self._current_lot = True, batch.lot
-            if self.plan.max_physical_batch_size is not None and not batch.last:
-                gate_schedulers(self.optimizer, lambda: self._just_released)
+        if not batch.last and self._gated_from != self.lots.first_lot:
+            # Once an epoch: looking for schedulers takes longer than a step.
+            gate_schedulers(self.optimizer, lambda: self._just_released)
+            self._gated_from = self.lots.first_lot
         self.capture.start(batch)
 
     def abandon_lot(self) -> None:
@@ -114,15 +123,34 @@ class Run:
         self.groups.check_unchanged(self.capture.module)
         if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._held:
             check_optimizer(optimizer, self.capture.module)
+        self._check_strangers(optimizer)
         self.capture.batch = None
         self._just_released = batch.last
         if batch.last:
             self._lot_open = False
             self._apply(self._release())
+            if self.plan.steps is not None and self.door.steps == self.plan.steps + 1:
+                warnings.warn(
+                    f"the run goes beyond the {self.plan.steps} steps it was planned for: epsilon "
+                    "grows past its target. get_epsilon() stays right.",
+                    UserWarning,
+                    stacklevel=4,
+                )
         else:
             for parameter, _ in self._views:
                 parameter.grad = None  # optimizers pass over parameters without a gradient
         return args, kwargs
+
+    def _check_strangers(self, optimizer: Optimizer) -> None:
+        """A parameter outside the plan may sit in the optimizer, but without a gradient."""
+        planned = self.groups.ids
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and id(parameter) not in planned:
+                    raise PrivacyError(
+                        "a frozen parameter in the optimizer has a gradient, which never went "
+                        "through the clip and the noise: set its .grad to None and do not train it."
+                    )
 
     @torch.no_grad()
     def _release(self) -> Release:

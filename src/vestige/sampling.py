@@ -31,7 +31,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from vestige.errors import ConfigError
+from vestige.errors import ConfigError, PrivacyError
 from vestige.gradients.capture import Batch
 from vestige.randomness import LOTS, Randomness
 
@@ -69,6 +69,7 @@ class LotSampler(Sampler[list[int]]):
         self.size, self.sample_rate, self.lots = size, sample_rate, lots_per_epoch
         self.physical = max_physical_batch_size
         self.next_lot = 0  # the first lot that was never handed out
+        self.first_lot = 0  # the first lot of the epoch under way
         self.batches: deque[Batch] = deque()  # in the order of the index lists
 
     def __len__(self) -> int:
@@ -77,6 +78,7 @@ class LotSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         # Workers read ahead, so the count of lots handed out is kept by `take`, not here.
         self.batches.clear()
+        self.first_lot = self.next_lot
         for number in range(self.next_lot, self.next_lot + self.lots):
             lot = draw_lot(self._randomness, number, self.size, self.sample_rate).tolist()
             step = self.physical or max(1, len(lot))
@@ -104,6 +106,7 @@ class PrivateLoader(DataLoader[Any]):
         self, source: DataLoader[Any], lots: LotSampler, hand_out: Callable[[Batch], None]
     ) -> None:
         self._lots, self._hand_out = lots, hand_out
+        self._iteration = 0
         self._tensors = _in_memory(source)
         workers = source.num_workers
         super().__init__(
@@ -121,8 +124,15 @@ class PrivateLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self._iteration += 1
+        mine = self._iteration
         batches = super().__iter__() if self._tensors is None else self._indexed(self._tensors)
         for batch in batches:
+            if mine != self._iteration:
+                raise PrivacyError(
+                    "the private loader was iterated again while an earlier loop over it goes on: "
+                    "lots would be drawn twice. Finish or leave one loop before the next."
+                )
             self._hand_out(self._lots.take())
             yield batch
 
@@ -160,6 +170,8 @@ def blank(batch: Any) -> Any:
     """A batch of the same structure that holds zeros and shares no memory with the original."""
     if isinstance(batch, Tensor):
         return batch.new_zeros(batch.shape)
+    if isinstance(batch, np.ndarray):
+        return np.zeros_like(batch)
     if isinstance(batch, Mapping):
         return type(batch)({key: blank(value) for key, value in batch.items()})  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -195,7 +207,8 @@ def check_loader(loader: Any) -> int:
             "data_loader has a batch_sampler of its own or no batch_size: Poisson lots would "
             "silently replace it. Give batch_size=... instead; it becomes the expected lot size."
         )
-    if not (type(sampler) is SequentialSampler or plain_random):
+    whole = getattr(sampler, "data_source", None) is loader.dataset
+    if not whole or not (type(sampler) is SequentialSampler or plain_random):
         raise ConfigError(
             f"data_loader has a {type(sampler).__name__}: the privacy analysis holds for Poisson "
             "lots only, which would silently replace it. Use shuffle=True or no sampler, and put "

@@ -34,6 +34,10 @@ def _schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
     return [o for o in owners if isinstance(o, LRScheduler) and o.optimizer is optimizer]
 
 
+def _blank(kind: type[LRScheduler]) -> LRScheduler:
+    return kind.__new__(kind)
+
+
 def _gated(original: type[LRScheduler], released: Callable[[], bool]) -> type[LRScheduler]:
     def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
         if released():
@@ -41,9 +45,7 @@ def _gated(original: type[LRScheduler], released: Callable[[], bool]) -> type[LR
 
     def as_before(self: LRScheduler, protocol: Any) -> Any:
         # A copy or a pickle is of the user's own class.
-        reduced: Any = object.__reduce_ex__(self, protocol)
-        rebuild, (_, *rest), *state = reduced
-        return (rebuild, (original, *rest), *state)
+        return _blank, (original,), vars(self)
 
     return type(
         original.__name__, (original,), {"step": step, "_gated": True, "__reduce_ex__": as_before}

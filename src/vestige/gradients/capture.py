@@ -45,13 +45,14 @@ class Batch:
     done: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class Forward:
     """One run of the root module."""
 
     rows: int
     batch: Batch | None
     record: ForwardRecord
+    ragged: bool = False  # positions were picked by the data: rows can no longer be unfolded
 
 
 @contextmanager
@@ -120,9 +121,10 @@ class Capture(TorchFunctionMode):
         self._anchor = torch.zeros((), requires_grad=True, device=collector.total.device)
         self._device = collector.total.device.type
         self._forward: Forward | None = None
-        self._depth = 0
+        self._calls: list[bool] = []  # runs of the root under way, and whether they are watched
+        self.inside: list[str] = [f"{type(module).__name__} (root)"]  # where the forward pass is
         self._open = ExitStack()
-        self._buffers: dict[str, tuple[Tensor, int]] = {}
+        self._state: dict[str, tuple[Tensor, int]] = {}
         self.paused = False  # operations run as they are, uncaptured
         self.unfold = False  # rows flattened with positions may be unfolded
         self.learning = False  # the self-check runs: note which constants have batch rows
@@ -156,45 +158,45 @@ class Capture(TorchFunctionMode):
 
     def stop_watching(self) -> None:
         """Leave a forward pass that was interrupted (Ctrl-C) and never said goodbye."""
-        while self._depth:
+        while self._calls:
             self._leave_forward()
 
     def _enter_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.is_grad_enabled() or self.paused:
+        watched = torch.is_grad_enabled() and not self.paused
+        if watched and self._forward is None and self.before_forward is not None:
+            self.before_forward(args, kwargs)
+        self._calls.append(False)  # the leaving hook runs even if what follows raises
+        if not watched:
             return
-        if self._depth == 0:
-            if self.before_forward is not None:
-                self.before_forward(args, kwargs)
+        if self._forward is None:
             rows = self.count_rows(args, kwargs)
             batch = self.batch if self.batch is not None and self.batch.rows == rows else None
             self._forward = Forward(rows, batch, batch.record if batch else ForwardRecord())
             self._token += 1
             self.mark((args, kwargs))
             self._open.enter_context(self._fallback(self))
-            self._buffers = {
-                name: (b, b._version) for name, b in self.module.named_buffers() if b is not None
-            }
-        self._depth += 1
+            self._state = {name: (t, t._version) for name, t in self.state_tensors()}
+        self._calls[-1] = True
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def _leave_forward(self, *_: Any) -> None:
-        if self._depth == 0:
+        if not self._calls or not self._calls.pop():
             return
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._depth -= 1
-        if self._depth:
+        if any(self._calls):
             return
         self._forward = None
         self._shared.clear()
         self._open.close()
-        for name, buffer in self.module.named_buffers():
-            before, version = self._buffers.get(name, (buffer, buffer._version))
-            if before is not buffer or version != buffer._version:
-                raise PrivacyError(
-                    f"buffer {name!r} was changed by the forward pass. Running statistics of "
-                    "private batches are an unprotected release: use vestige.fix(model) for "
-                    "batch norm, or turn the tracking off (track_running_stats=False)."
-                )
+        for name, tensor in self.state_tensors():
+            before, version = self._state.get(name, (tensor, tensor._version))
+            if before is not tensor or version != tensor._version:
+                raise changed_by_forward(name)
+
+    def state_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Buffers and parameters: what a forward pass must leave as it is."""
+        yield from self.module.named_buffers()
+        yield from self.module.named_parameters()
 
     def count_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The rows of a call's first tensor that has a batch axis."""
@@ -212,9 +214,13 @@ class Capture(TorchFunctionMode):
         if self.paused or self._forward is None or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         rule = self._rules.get(func)
-        out = NotImplemented if rule is None else rule(self, func, args, kwargs)
-        if out is NotImplemented:
-            out = self._run_uncovered(func, args, kwargs)
+        try:
+            out = NotImplemented if rule is None else rule(self, func, args, kwargs)
+            if out is NotImplemented:
+                out = self._run_uncovered(func, args, kwargs)
+        except Uncovered as use:
+            use.locate(self.inside[-1])
+            raise
         if any(self.is_marked(t) for t in tensors_in((args, kwargs))):
             self.mark(out)
         return out
@@ -254,7 +260,7 @@ class Capture(TorchFunctionMode):
 
     def share(self, ref: Ref, value: Tensor, attribute: Callable[[Use], Use]) -> Tensor:
         """Let `value`, computed from `ref` alone, stand for it until it meets a batched tensor."""
-        value = value.detach().requires_grad_()
+        value.requires_grad_()
         value.register_hook(_Guard(ref.slot.name))
         self._shared[id(value)] = Source(ref.slot, value, attribute)
         return value
@@ -332,6 +338,7 @@ class Capture(TorchFunctionMode):
         A constant made in the forward pass (an initial state) counts only if the self-check saw
         it have batch rows where it met the same parameters.
         """
+        assert self._forward is not None
         axis = self.axis if value.ndim > self.axis + channels else 0
         if not self.is_marked(value):
             names = {ref.slot.name for ref in refs if ref}
@@ -342,7 +349,12 @@ class Capture(TorchFunctionMode):
         if value.ndim > axis and value.shape[axis] == self.rows:
             return True
         flattened = value.ndim == 2 and self.rows > 0 and value.shape[0] % self.rows == 0
-        return flattened and self.unfold
+        return flattened and self.unfold and not self._forward.ragged
+
+    def pick_positions(self) -> None:
+        """The forward pass picks positions by their content, so examples differ in number."""
+        assert self._forward is not None
+        self._forward.ragged = True
 
     def layout(self) -> Layout:
         """Where the rows are in the tensors of the operation at hand."""
@@ -354,10 +366,8 @@ class Capture(TorchFunctionMode):
         batch = forward.batch
         if batch is None or batch is not self.batch:
             raise PrivacyError(
-                "backward on a batch that is not the one the private loader handed out last "
-                f"({forward.rows} rows went through the model"
-                + (f", the loader gave {self.batch.rows}" if self.batch else "")
-                + "): iterate over the loader that make_private returned, pass each of its batches "
+                "backward on a batch that is not the one the private loader handed out last: "
+                "iterate over the loader that make_private returned, pass each of its batches "
                 "whole through the model, and evaluate other data under torch.no_grad()."
             )
         task = torch._C._current_graph_task_id()
@@ -379,6 +389,15 @@ class Capture(TorchFunctionMode):
         with exact(self._device):
             self.collector.finish()
         self.batch.done = True
+
+
+def changed_by_forward(name: str) -> PrivacyError:
+    """The error for a buffer or parameter that the forward pass writes to."""
+    return PrivacyError(
+        f"buffer or parameter {name!r} was changed by the forward pass. Statistics of private "
+        "batches are an unprotected release: use vestige.fix(model) for batch norm, turn the tracking off "
+        "(track_running_stats=False), or move the update out of the model."
+    )
 
 
 class _Hook:

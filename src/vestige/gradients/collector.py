@@ -92,9 +92,18 @@ class Collector:
             square_norms = square_norms.masked_fill(bad, 1)
             for h in held:
                 h.use.drop(bad)
-        factors = self.clip.factors(square_norms, held[0].slot.group, self._scale, self.total.dtype)
+        factors = self.clip.factors(
+            square_norms, held[0].slot.group, self._scale, self.total.dtype, self._rounding()
+        )
         for h in held:
             h.use.add_weighted(factors, self._segments[h.slot.name])
+
+    def _rounding(self) -> float:
+        """The relative rounding error of a weighted sum: much larger where TF32 is allowed."""
+        cuda = self.total.device.type == "cuda"
+        if cuda and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
+            return 2.0**-9
+        return 4 * torch.finfo(self.total.dtype).eps
 
 
 def _tie(held: list[_Held]) -> list[_Held]:

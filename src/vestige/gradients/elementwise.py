@@ -93,6 +93,18 @@ def prelu(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return x.clamp(min=0) + slope * x.clamp(max=0)
 
 
+def pick(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Boolean indexing and its like: how many positions an example keeps depends on its content."""
+    index = args[1] if func is torch.Tensor.__getitem__ else None
+    parts = index if isinstance(index, tuple) else (index,)
+    masks = any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in parts)
+    condition_only = func is torch.where and len(args) + len(kwargs) == 1
+    if masks or condition_only or func not in (torch.Tensor.__getitem__, torch.where):
+        capture.pick_positions()
+    return NotImplemented
+
+
+_PICKS = ["masked_select", "nonzero", "argwhere", "unique", "unique_consecutive"]
 _BINARY = ["add", "sub", "mul", "div", "true_divide", "add_", "sub_", "mul_", "div_", "__rsub__"]
 TABLE: dict[Any, Any] = {
     **{getattr(torch.Tensor, name): elementwise for name in _BINARY},
@@ -100,4 +112,8 @@ TABLE: dict[Any, Any] = {
     torch.Tensor.expand: expand,
     torch.Tensor.repeat: repeat,
     torch.prelu: prelu,
+    torch.Tensor.__getitem__: pick,
+    torch.where: pick,
+    **{getattr(torch.Tensor, name): pick for name in _PICKS},
+    **{getattr(torch, name): pick for name in _PICKS},
 }

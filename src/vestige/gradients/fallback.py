@@ -51,19 +51,20 @@ class Fallback:
             for name, module in self.root.named_modules()
             if module is not self.root
             and type(module) not in _COVERED
-            and "forward" not in module.__dict__
             and any(p.requires_grad for p in module.parameters())
         ]
 
     @contextmanager
     def __call__(self, capture: Capture) -> Iterator[None]:
         """Shadow the forward methods while the root runs."""
-        for name, module in self._candidates:
+        # A forward that the user put on the instance is left alone.
+        shadowed = [(n, m) for n, m in self._candidates if "forward" not in m.__dict__]
+        for name, module in shadowed:
             module.__dict__["forward"] = self._shadow(capture, name, module)
         try:
             yield
         finally:
-            for _, module in self._candidates:
+            for _, module in shadowed:
                 module.__dict__.pop("forward", None)
 
     def _shadow(self, capture: Capture, name: str, module: nn.Module) -> Callable[..., Any]:
@@ -73,6 +74,7 @@ class Fallback:
             if capture.paused:
                 return original(module, *args, **kwargs)
             if module not in self._needed:
+                capture.inside.append(f"{type(module).__name__} {name!r}")
                 try:
                     return original(module, *args, **kwargs)
                 except Uncovered:
@@ -80,6 +82,8 @@ class Fallback:
                     leaves = pytree.tree_leaves((args, kwargs))
                     if not any(_is_batched(capture, leaf) for leaf in leaves):
                         raise
+                finally:
+                    capture.inside.pop()
                 self._needed.add(module)
             return self._row_by_row(capture, name, module, args, kwargs)
 

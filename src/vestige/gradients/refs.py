@@ -21,10 +21,18 @@ class Uncovered(UnsupportedModel):
     """
 
     def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{what}, for which no per-example gradient rule exists. Move that parameter and its "
-            "use into a submodule of its own (it then runs row by row), use a covered layer, or "
-            "freeze the parameter."
+        super().__init__(what)
+        self._what, self._where = what, ""
+
+    def locate(self, where: str) -> None:
+        """Name the module that was running."""
+        self._where = self._where or where
+
+    def __str__(self) -> str:
+        return (
+            f"{self._what} in {self._where}, for which no per-example gradient rule exists. Move "
+            "that parameter and its use into a submodule of its own (it then runs row by row), "
+            "use a covered layer, or freeze the parameter."
         )
 
 
@@ -87,9 +95,9 @@ class Layout:
                 return value.reshape(-1, self.rows, value.shape[1]).transpose(0, 1)
             return value.reshape(self.rows, -1, value.shape[1])
         raise PrivacyError(
-            f"an operation's gradient has shape {tuple(value.shape)}, which has no axis of "
-            f"{self.rows} rows: the batch axis must be the first one (batch_first=True) or the "
-            "second (batch_first=False) throughout the model."
+            "an operation's gradient has no axis with the rows of the batch: the batch axis must "
+            "be the first one (batch_first=True) or the second (batch_first=False) throughout the "
+            "model."
         )
 
 

@@ -34,6 +34,12 @@ def row_squares(values: Tensor) -> Tensor:
     return squares.square_()
 
 
+def limited(squares: Tensor, dtype: torch.dtype) -> Tensor:
+    """Squared norms of factors, infinite where `dtype` could not hold them: such an example drops
+    out, because its clipped product of a huge and a vanishing factor would not be exact."""
+    return squares.masked_fill(squares > torch.finfo(dtype).max, torch.inf)
+
+
 def add_product(values: Tensor, factors: Tensor, total: Tensor) -> None:
     """Add sum_i factors[i] * values[i] to `total`."""
     flat = values.reshape(len(factors), -1).t()
@@ -49,12 +55,14 @@ def gram_norms(a: Tensor, g: Tensor) -> Tensor:
     The Gram matrices are float64, so that cancelling terms do not cost the norm; what the sum
     itself loses to rounding where they cancel is bounded and added.
     """
-    width = a.shape[2] + g.shape[2]
-    unit = rounding_unit(a.dtype, width)
+    dtype = a.dtype
+    unit = rounding_unit(dtype, a.shape[2] + g.shape[2])
     a, g = a.double(), g.double()
     gram_a = torch.bmm(a, a.transpose(1, 2))
     gram_g = torch.bmm(g, g.transpose(1, 2))
-    squares = gram_a.diagonal(dim1=1, dim2=2) * gram_g.diagonal(dim1=1, dim2=2)
+    squares = limited(gram_a.diagonal(dim1=1, dim2=2), dtype) * limited(
+        gram_g.diagonal(dim1=1, dim2=2), dtype
+    )
     slack = squares.sqrt_().sum(1).square_().mul_(unit)
     return gram_a.mul_(gram_g).sum((1, 2)).clamp_(min=0).add_(slack)
 
@@ -123,7 +131,8 @@ class Outer(Use):
 
     def square_norms(self) -> Tensor:
         if self.a.ndim == 2:
-            return row_squares(self.a).mul_(row_squares(self.g))
+            a, g = row_squares(self.a), row_squares(self.g)
+            return limited(a, self.dtype).mul_(limited(g, self.dtype))
         t, (p, d) = self.terms, self.shape
         if t * (p + d) <= p * d:
             return gram_norms(self.a, self.g)
@@ -167,7 +176,7 @@ class Rows(Use):
         same = self.indices.unsqueeze(1) == self.indices.unsqueeze(2)
         g = self.g.double()
         gram = torch.bmm(g, g.transpose(1, 2))
-        scale = gram.diagonal(dim1=1, dim2=2).sqrt().sum(1).square_()
+        scale = limited(gram.diagonal(dim1=1, dim2=2), self.dtype).sqrt().sum(1).square_()
         slack = scale.mul_(rounding_unit(self.g.dtype, self.shape[1]))
         return gram.mul_(same).sum((1, 2)).clamp_(min=0).add_(slack)
 
