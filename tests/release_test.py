@@ -178,7 +178,7 @@ def test_nothing_but_the_door_makes_a_release(groups):
     with pytest.raises(TypeError, match=r"Door\.release"):
         Release(torch.zeros(3), 0)
     with pytest.raises(TypeError, match=r"Door\.release"):
-        Release(torch.zeros(3), 0, _door=object())
+        Release(torch.zeros(3), 0, _certificate=object())
     out = door_of(groups, NoiseScale.shared(1.0, (1.0,))).release(
         ClippedSum(groups.buffer(), (1.0,))
     )

@@ -27,7 +27,7 @@ from vestige.groups import Groups
 from vestige.ledger import Ledger
 from vestige.randomness import Randomness
 
-_DOOR = object()
+_CERTIFICATE = object()
 
 
 class ClippedSum:
@@ -47,17 +47,30 @@ class ClippedSum:
 
 
 class Release:
-    """A noisy sum: public, free to keep, reuse and publish. Only `Door.release` makes one."""
+    """A noisy sum: public, free to use and to publish. Only `Door.release` makes one.
 
-    __slots__ = ("step", "values")
+    Its values are readable until the next release: whoever keeps them longer (a history) copies.
+    """
 
-    def __init__(self, values: Tensor, step: int, *, _door: object = None) -> None:
-        if _door is not _DOOR:
+    __slots__ = ("_door", "_values", "step")
+
+    def __init__(
+        self, values: Tensor, step: int, door: Door | None = None, *, _certificate: object = None
+    ) -> None:
+        if _certificate is not _CERTIFICATE:
             raise TypeError(
                 "a Release can only come out of Door.release: it certifies that noise was added "
                 "and the ledger was charged."
             )
-        self.values, self.step = values, step
+        self._values, self.step, self._door = values, step, door
+
+    @property
+    def values(self) -> Tensor:
+        """The noisy sum, flat."""
+        assert self._door is not None
+        if self._door.steps != self.step + 1:
+            raise RuntimeError("this release's values were overwritten by the next: copy to keep")
+        return self._values
 
 
 @dataclass(frozen=True)
@@ -116,6 +129,7 @@ class Door:
         self.noise, self.sample_rate = noise, sample_rate
         self._randomness, self._ledger = randomness, ledger
         self._segments = groups.segments()
+        self._buffer: Tensor | None = None
         self.steps = 0
 
     def charge(self, gain: float = 1.0) -> None:
@@ -130,13 +144,15 @@ class Door:
             raise TypeError(f"only a ClippedSum can be released, not {type(clipped).__name__}")
         self.charge(gain)
         total = clipped._values
-        values = torch.empty_like(total)
+        if self._buffer is None:
+            self._buffer = torch.empty_like(total)  # a fresh one for every step costs page faults
+        values = self._buffer
         for block, noise in self._noise(total):
             torch.add(noise, total[block], alpha=gain, out=values[block])
         if branch is not None:
             values.add_(branch)
         self.steps += 1
-        return Release(values, self.steps - 1, _door=_DOOR)
+        return Release(values, self.steps - 1, self, _certificate=_CERTIFICATE)
 
     def _noise(self, like: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The step's noise, a block at a time."""

@@ -124,7 +124,8 @@ class Capture(TorchFunctionMode):
         self._calls: list[bool] = []  # runs of the root under way, and whether they are watched
         self.inside: list[str] = [f"{type(module).__name__} (root)"]  # where the forward pass is
         self._open = ExitStack()
-        self._state: dict[str, tuple[Tensor, int]] = {}
+        self._state: list[tuple[int, int]] = []
+        self._parts = list(module.modules())
         self.paused = False  # operations run as they are, uncaptured
         self.unfold = False  # rows flattened with positions may be unfolded
         self.learning = False  # the self-check runs: note which constants have batch rows
@@ -175,7 +176,7 @@ class Capture(TorchFunctionMode):
             self._token += 1
             self.mark((args, kwargs))
             self._open.enter_context(self._fallback(self))
-            self._state = {name: (t, t._version) for name, t in self.state_tensors()}
+            self._state = self._versions()
         self._calls[-1] = True
         self.__enter__()  # type: ignore[no-untyped-call]
 
@@ -188,10 +189,20 @@ class Capture(TorchFunctionMode):
         self._forward = None
         self._shared.clear()
         self._open.close()
-        for name, tensor in self.state_tensors():
-            before, version = self._state.get(name, (tensor, tensor._version))
-            if before is not tensor or version != tensor._version:
-                raise changed_by_forward(name)
+        now = self._versions()
+        if now != self._state:
+            changed = {key for key, _ in set(self._state) ^ set(now)}
+            names = [name for name, tensor in self.state_tensors() if id(tensor) in changed]
+            raise changed_by_forward(names[0] if names else "(a new one)")
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Identity and version of every buffer and parameter, without looking up their names."""
+        return [
+            (id(tensor), tensor._version)
+            for module in self._parts
+            for tensor in (*module._buffers.values(), *module._parameters.values())
+            if tensor is not None
+        ]
 
     def state_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Buffers and parameters: what a forward pass must leave as it is."""
@@ -395,8 +406,8 @@ def changed_by_forward(name: str) -> PrivacyError:
     """The error for a buffer or parameter that the forward pass writes to."""
     return PrivacyError(
         f"buffer or parameter {name!r} was changed by the forward pass. Statistics of private "
-        "batches are an unprotected release: use vestige.fix(model) for batch norm, turn the tracking off "
-        "(track_running_stats=False), or move the update out of the model."
+        "batches are an unprotected release: use vestige.fix(model) for batch norm, turn the "
+        "tracking off (track_running_stats=False), or move the update out of the model."
     )
 
 

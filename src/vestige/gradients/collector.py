@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vestige.clipping import Clip
-from vestige.gradients.uses import Tied, Use
+from vestige.gradients.uses import PerExample, Tied, Use
 from vestige.groups import Groups, Slot
 
 
@@ -65,22 +65,35 @@ class Collector:
 
     def arrive(self, record: ForwardRecord, uses: Sequence[tuple[Slot, Use]]) -> None:
         """One operation's output gradient has come; `uses` are its parameters' gradients."""
-        for slot, use in uses:
-            # Norms are taken while the gradient is still in the cache, unless more uses follow.
-            norms = use.square_norms() if record.by_slot[slot.name] == 1 else None
-            self._held[slot.group].append(_Held(slot, use, norms))
         for group in {slot.group for slot, _ in uses}:
+            members = [(slot, use) for slot, use in uses if slot.group == group]
             if record.by_group[group] == 1:
-                self._settle(self._held.pop(group))
+                self._settle_at_once(members)
+                continue
+            for slot, use in members:
+                # Norms are taken while the gradient is in the cache, unless more uses follow.
+                norms = use.square_norms() if record.by_slot[slot.name] == 1 else None
+                self._held[group].append(_Held(slot, use, norms))
 
     def finish(self) -> None:
         """The backward pass is over: settle what was held."""
         while self._held:
             _, held = self._held.popitem()
-            self._settle(held)
+            self._settle(_tie(held))
+
+    def _settle_at_once(self, members: Sequence[tuple[Slot, Use]]) -> None:
+        """A group used by one operation: a large use goes through a few examples at a time."""
+        small = [(slot, use) for slot, use in members if isinstance(use, PerExample)]
+        large = [(slot, use) for slot, use in members if not isinstance(use, PerExample)]
+        pieces = large[0][1].pieces() if len(large) == 1 else None
+        if pieces is None:
+            self._settle([_Held(slot, use, None) for slot, use in members])
+            return
+        for rows, piece in pieces:
+            some = [_Held(slot, PerExample(use.values[rows]), None) for slot, use in small]
+            self._settle([*some, _Held(large[0][0], piece, None)])
 
     def _settle(self, held: list[_Held]) -> None:
-        held = _tie(held)
         square_norms: Tensor | None = None
         for h in held:
             part = h.use.square_norms() if h.square_norms is None else h.square_norms
@@ -92,9 +105,8 @@ class Collector:
             square_norms = square_norms.masked_fill(bad, 1)
             for h in held:
                 h.use.drop(bad)
-        factors = self.clip.factors(
-            square_norms, held[0].slot.group, self._scale, self.total.dtype, self._rounding()
-        )
+        group, dtype = held[0].slot.group, self.total.dtype
+        factors = self.clip.factors(square_norms, group, self._scale, dtype, self._rounding())
         for h in held:
             h.use.add_weighted(factors, self._segments[h.slot.name])
 

@@ -8,6 +8,7 @@ matrices and the clipped sum from the ordinary weight gradient of the scaled out
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from vestige.gradients.uses import Use, add_product, gram_norms, row_squares, zero_rows
 
-# Numbers of unfolded columns held at a time: small enough for a CPU's cache, large for a GPU.
-COLUMNS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}
+# Numbers held at a time: about what a CPU's cache takes, many for a GPU.
+NUMBERS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}
 
 
 @dataclass(frozen=True)
@@ -107,20 +108,36 @@ class Convolved(Use):
         self.out = tuple(g.shape[2:])
         self._product: Tensor | None = None
 
+    @property
+    def _positions(self) -> int:
+        return torch.Size(self.out).numel()
+
+    @property
+    def _by_grams(self) -> bool:
+        """Gram matrices (in float64) cost less than the products themselves."""
+        filters, fields = self.shape[0] // self.geometry.groups, self.weight[0].numel()
+        return 2 * self._positions * (filters + fields) <= filters * fields
+
+    def pieces(self) -> Iterator[tuple[slice, Use]] | None:
+        if self._by_grams:
+            return None
+        return (
+            (rows, Convolved(self.x[rows], self.g[rows], self.weight, self.geometry))
+            for rows in self._chunks()
+        )
+
     def square_norms(self) -> Tensor:
-        positions = torch.Size(self.out).numel()
-        filters = self.shape[0] // self.geometry.groups
-        fields = self.weight[0].numel()
-        if positions * (filters + fields) <= filters * fields:
+        if self._by_grams:
             return self._norms_from_grams()
-        # The product is smaller than the columns and the output gradient: keep it.
-        rows = self._chunks(fields * self.geometry.groups * positions)
-        self._product = torch.cat([self._products(chunk) for chunk in rows])
+        self._product = torch.cat([self._products(rows) for rows in self._chunks()])
         self.x = self.g = self.weight.new_empty(0)  # the product says all
         return row_squares(self._product)
 
-    def _chunks(self, numbers_per_example: int) -> list[slice]:
-        size = max(1, COLUMNS_AT_ONCE.get(self.x.device.type, 2**21) // max(1, numbers_per_example))
+    def _chunks(self) -> list[slice]:
+        """Examples whose columns and products fit the cache together."""
+        columns = self.weight[0].numel() * self.geometry.groups * self._positions
+        each = columns + self.weight.numel()
+        size = max(1, NUMBERS_AT_ONCE.get(self.x.device.type, 2**21) // each)
         return [slice(i, i + size) for i in range(0, len(self.x), size)]
 
     def _products(self, rows: slice) -> Tensor:
@@ -132,10 +149,10 @@ class Convolved(Use):
     def _norms_from_grams(self) -> Tensor:
         norms = []
         groups = self.geometry.groups
-        for rows in self._chunks(self.weight[0].numel() * groups * torch.Size(self.out).numel()):
-            a = self.geometry.columns(self.x[rows], self.out).transpose(1, 2)
-            g = self.g[rows].reshape(a.shape[0], -1, a.shape[1]).transpose(1, 2)
-            norms.append(gram_norms(a, g).view(-1, groups).sum(1))
+        for rows in self._chunks():
+            a = self.geometry.columns(self.x[rows].double(), self.out).transpose(1, 2)
+            g = self.g[rows].double().reshape(a.shape[0], -1, a.shape[1]).transpose(1, 2)
+            norms.append(gram_norms(a, g, self.dtype).view(-1, groups).sum(1))
         return torch.cat(norms)
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:

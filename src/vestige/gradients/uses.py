@@ -16,7 +16,7 @@ Papers: Goodfellow 2015 (norms of outer products), Li et al. 2022 (ghost norm), 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -27,11 +27,27 @@ def zero_rows(values: Tensor, bad: Tensor) -> Tensor:
     return values.masked_fill(bad.view(-1, *[1] * (values.ndim - 1)), 0)
 
 
-def row_squares(values: Tensor) -> Tensor:
-    """The squared norm of each row, (n,), in float64: there float32 neither over- nor underflows,
-    and many equal squares do not round all one way."""
-    squares: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1, dtype=torch.float64)
-    return squares.square_()
+def row_squares(values: Tensor, factor: bool = False) -> Tensor:
+    """The squared norm of each row, (n,), in float64.
+
+    With `factor` the rows are factors of a product: see `limited`.
+    """
+    flat = values.flatten(1)
+    width = flat.shape[1]
+    if flat.device.type == "cpu" and flat.dtype == torch.float32 and width > 256:
+        # A long float32 sum of equal squares rounds all one way. Short blocks and torch.sum, which
+        # adds in a tree, do not, and are fast; they serve where nothing over- or underflows.
+        if width % 32 == 0:
+            blocks = torch.linalg.vector_norm(flat.unflatten(1, (-1, 32)), dim=2)
+            squares = blocks.square_().sum(1)
+        else:
+            squares = flat.square().sum(1)
+        low, high = squares.aminmax()
+        if float(low) > 1e-30 and float(high) < 1e30:
+            in_range: Tensor = squares.double()
+            return in_range
+    norms: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+    return limited(norms.square_(), values.dtype) if factor else norms.square_()
 
 
 def limited(squares: Tensor, dtype: torch.dtype) -> Tensor:
@@ -49,15 +65,13 @@ def add_product(values: Tensor, factors: Tensor, total: Tensor) -> None:
         total.add_(torch.mv(flat, factors).view(total.shape))
 
 
-def gram_norms(a: Tensor, g: Tensor) -> Tensor:
+def gram_norms(a: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
     """Squared norms of sum_t g[i, t] a[i, t]^T from (n, t, ...) factors, by two Gram matrices.
 
     The Gram matrices are float64, so that cancelling terms do not cost the norm; what the sum
-    itself loses to rounding where they cancel is bounded and added.
+    itself, in `dtype`, loses to rounding where they cancel is bounded and added.
     """
-    dtype = a.dtype
     unit = rounding_unit(dtype, a.shape[2] + g.shape[2])
-    a, g = a.double(), g.double()
     gram_a = torch.bmm(a, a.transpose(1, 2))
     gram_g = torch.bmm(g, g.transpose(1, 2))
     squares = limited(gram_a.diagonal(dim1=1, dim2=2), dtype) * limited(
@@ -95,6 +109,10 @@ class Use(ABC):
     def drop(self, bad: Tensor) -> None:
         """Forget the examples marked in `bad` (n,): they contribute nothing."""
 
+    def pieces(self) -> Iterator[tuple[slice, Use]] | None:
+        """The use of a few examples at a time, where that is cheaper than all of them at once."""
+        return None
+
 
 class PerExample(Use):
     """Gradients held as they are: (n, *shape)."""
@@ -131,11 +149,10 @@ class Outer(Use):
 
     def square_norms(self) -> Tensor:
         if self.a.ndim == 2:
-            a, g = row_squares(self.a), row_squares(self.g)
-            return limited(a, self.dtype).mul_(limited(g, self.dtype))
+            return row_squares(self.a, factor=True).mul_(row_squares(self.g, factor=True))
         t, (p, d) = self.terms, self.shape
         if t * (p + d) <= p * d:
-            return gram_norms(self.a, self.g)
+            return gram_norms(self.a.double(), self.g.double(), self.dtype)
         # The product is smaller than its factors: keep it instead of them.
         self._product = torch.bmm(self.g.transpose(1, 2), self.a)
         self.a = self.g = self._product.new_empty(0)
