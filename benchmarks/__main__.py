@@ -130,7 +130,7 @@ def main() -> None:
     for workload in CPU if options.device == "cpu" else CUDA:
         if options.models and workload.model not in options.models:
             continue
-        default = {"mlp": 400, "cnn": 12, "resnet18": 12} if options.device == "cpu" else {}
+        default = {"mlp": 150, "cnn": 15, "resnet18": 15} if options.device == "cpu" else {}
         rounds = options.rounds or default.get(workload.model, 40)
         print(f"{workload.model}, lot {workload.lot}: {rounds} rounds ...", file=sys.stderr)
         rows += measure(workload, options.device, rounds, names, not options.no_memory)

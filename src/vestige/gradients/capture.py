@@ -232,9 +232,18 @@ class Capture(TorchFunctionMode):
         except Uncovered as use:
             use.locate(self.inside[-1])
             raise
-        if any(self.is_marked(t) for t in tensors_in((args, kwargs))):
+        if self._comes_from_batch(args) or (kwargs and self._comes_from_batch(kwargs)):
             self.mark(out)
         return out
+
+    def _comes_from_batch(self, values: Any) -> bool:
+        for value in values.values() if isinstance(values, dict) else values:
+            if isinstance(value, Tensor):
+                if self.is_marked(value):
+                    return True
+            elif isinstance(value, tuple | list | dict) and self._comes_from_batch(value):
+                return True
+        return False
 
     def _run_uncovered(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)

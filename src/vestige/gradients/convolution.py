@@ -102,43 +102,48 @@ class Geometry:
 class Convolved(Use):
     """The weight's use in a convolution of x (n, channels, ...) with output gradient g."""
 
-    def __init__(self, x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> None:
+    def __init__(
+        self, x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, product: bool = False
+    ) -> None:
         self.x, self.g, self.weight, self.geometry = x, g, weight, geometry
         self.shape, self.dtype = tuple(weight.shape), g.dtype
         self.out = tuple(g.shape[2:])
         self._product: Tensor | None = None
+        self._want_product = product
 
     @property
     def _positions(self) -> int:
         return torch.Size(self.out).numel()
 
     @property
-    def _by_grams(self) -> bool:
-        """Gram matrices (in float64) cost less than the products themselves."""
+    def _gram_ratio(self) -> float:
+        """Numbers in the columns and the output gradient over numbers in their product."""
         filters, fields = self.shape[0] // self.geometry.groups, self.weight[0].numel()
-        return 2 * self._positions * (filters + fields) <= filters * fields
+        return self._positions * (filters + fields) / (filters * fields)
 
     def pieces(self) -> Iterator[tuple[slice, Use]] | None:
-        if self._by_grams:
+        # Products of a few examples stay in the cache; Gram matrices must be much smaller to win.
+        if self._gram_ratio <= 0.5:
             return None
+        weight, geometry = self.weight, self.geometry
         return (
-            (rows, Convolved(self.x[rows], self.g[rows], self.weight, self.geometry))
-            for rows in self._chunks()
+            (rows, Convolved(self.x[rows], self.g[rows], weight, geometry, product=True))
+            for rows in self._chunks(weight.numel())
         )
 
     def square_norms(self) -> Tensor:
-        if self._by_grams:
+        if self._gram_ratio <= 1 and not self._want_product:
             return self._norms_from_grams()
-        self._product = torch.cat([self._products(rows) for rows in self._chunks()])
+        rows = self._chunks(self.weight.numel())
+        self._product = torch.cat([self._products(r) for r in rows])
         self.x = self.g = self.weight.new_empty(0)  # the product says all
         return row_squares(self._product)
 
-    def _chunks(self) -> list[slice]:
-        """Examples whose columns and products fit the cache together."""
+    def _chunks(self, extra: int = 0) -> list[slice]:
+        """Examples whose columns (and `extra` numbers each) fit the cache together."""
         columns = self.weight[0].numel() * self.geometry.groups * self._positions
-        each = columns + self.weight.numel()
-        size = max(1, NUMBERS_AT_ONCE.get(self.x.device.type, 2**21) // each)
-        return [slice(i, i + size) for i in range(0, len(self.x), size)]
+        size = NUMBERS_AT_ONCE.get(self.x.device.type, 2**21) // (columns + extra)
+        return [slice(i, i + max(1, size)) for i in range(0, len(self.x), max(1, size))]
 
     def _products(self, rows: slice) -> Tensor:
         g = self.g[rows]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vestige.gradients.capture import Capture, Uses
 from vestige.gradients.refs import Ref, Uncovered
-from vestige.gradients.uses import Outer, PerExample
+from vestige.gradients.uses import Outer, PerExample, row_squares
 
 
 def plain(ref: Ref | None, value: Any) -> Any:
@@ -27,9 +27,11 @@ def positions(value: Tensor) -> Tensor:
     return value.squeeze(1) if value.shape[1] == 1 else value
 
 
-def summed(value: Tensor) -> PerExample:
+def summed(value: Tensor, squares: Tensor | None = None) -> PerExample:
     """The gradient of a bias: (n, ..., d) summed over the positions."""
-    return PerExample(value if value.ndim == 2 else value.flatten(1, -2).sum(1))
+    if value.ndim == 2:
+        return PerExample(value, squares)
+    return PerExample(value.flatten(1, -2).sum(1))
 
 
 def _input(capture: Capture, value: Any, refs: Sequence[Ref | None], what: str) -> Tensor:
@@ -53,11 +55,14 @@ def linear(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
         def uses(g: Tensor) -> Uses:
             g = layout.by_row(g)
+            # Without positions, weight and bias need the same norms of g.
+            squares = row_squares(g, factor=True) if g.ndim == 2 else None
             found: Uses = []
             if w and saved:
-                found.append(w.use(Outer(positions(layout.by_row(saved())), positions(g))))
+                a = positions(layout.by_row(saved()))
+                found.append(w.use(Outer(a, positions(g), squares)))
             if b:
-                found.append(b.use(summed(g)))
+                found.append(b.use(summed(g, squares)))
             return found
 
         return capture.tap(out, [w, b], uses)

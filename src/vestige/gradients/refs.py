@@ -87,9 +87,10 @@ class Layout:
         swapped where the model is not batch first; rows flattened with positions are unfolded.
         """
         axis = self.axis if value.ndim > self.axis + channels else 0
-        value = value.to(self.dtype)
+        if value.dtype != self.dtype:
+            value = value.to(self.dtype)
         if value.shape[axis] == self.rows:
-            return value.movedim(axis, 0)
+            return value.movedim(axis, 0) if axis else value
         if value.ndim == 2 and value.shape[0] % self.rows == 0:
             if self.axis:
                 return value.reshape(-1, self.rows, value.shape[1]).transpose(0, 1)

@@ -32,7 +32,7 @@ def row_squares(values: Tensor, factor: bool = False) -> Tensor:
 
     With `factor` the rows are factors of a product: see `limited`.
     """
-    flat = values.flatten(1)
+    flat = values if values.ndim == 2 else values.flatten(1)
     width = flat.shape[1]
     if flat.device.type == "cpu" and flat.dtype == torch.float32 and width > 256:
         # A long float32 sum of equal squares rounds all one way. Short blocks and torch.sum, which
@@ -47,13 +47,17 @@ def row_squares(values: Tensor, factor: bool = False) -> Tensor:
             in_range: Tensor = squares.double()
             return in_range
     norms: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
-    return limited(norms.square_(), values.dtype) if factor else norms.square_()
+    squares = norms.square_()
+    return limited(squares, values.dtype) if factor else squares
 
 
 def limited(squares: Tensor, dtype: torch.dtype) -> Tensor:
     """Squared norms of factors, infinite where `dtype` could not hold them: such an example drops
     out, because its clipped product of a huge and a vanishing factor would not be exact."""
-    return squares.masked_fill(squares > torch.finfo(dtype).max, torch.inf)
+    most = torch.finfo(dtype).max
+    if squares.device.type == "cpu" and float(squares.max()) <= most:
+        return squares
+    return squares.masked_fill(squares > most, torch.inf)
 
 
 def add_product(values: Tensor, factors: Tensor, total: Tensor) -> None:
@@ -117,12 +121,12 @@ class Use(ABC):
 class PerExample(Use):
     """Gradients held as they are: (n, *shape)."""
 
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
+    def __init__(self, values: Tensor, squares: Tensor | None = None) -> None:
+        self.values, self._squares = values, squares
         self.shape, self.dtype = tuple(values.shape[1:]), values.dtype
 
     def square_norms(self) -> Tensor:
-        return row_squares(self.values)
+        return row_squares(self.values) if self._squares is None else self._squares
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:
         add_product(self.values, factors, total)
@@ -137,9 +141,9 @@ class PerExample(Use):
 class Outer(Use):
     """Gradients that are sums of outer products: sum_t g[i, t] a[i, t]^T, of shape (p, d)."""
 
-    def __init__(self, a: Tensor, g: Tensor) -> None:
+    def __init__(self, a: Tensor, g: Tensor, g_squares: Tensor | None = None) -> None:
         # (n, d) means one product per example; (n, t, d) a sum over t of them.
-        self.a, self.g = a, g
+        self.a, self.g, self._g_squares = a, g, g_squares
         self.shape, self.dtype = (g.shape[-1], a.shape[-1]), g.dtype
         self._product: Tensor | None = None
 
@@ -149,7 +153,9 @@ class Outer(Use):
 
     def square_norms(self) -> Tensor:
         if self.a.ndim == 2:
-            return row_squares(self.a, factor=True).mul_(row_squares(self.g, factor=True))
+            squares = self._g_squares
+            squares = row_squares(self.g, factor=True) if squares is None else squares
+            return row_squares(self.a, factor=True).mul_(squares)
         t, (p, d) = self.terms, self.shape
         if t * (p + d) <= p * d:
             return gram_norms(self.a.double(), self.g.double(), self.dtype)
