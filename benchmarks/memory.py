@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import torch
 
@@ -23,7 +23,9 @@ def peak_mebibytes(workload: Workload, device: str, engine: str) -> float | None
 
 
 def _resident_peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """VmHWM in MiB. (getrusage would also count the parent's size at the fork.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def main() -> None:

@@ -112,8 +112,8 @@ class Collector:
 
     def _rounding(self) -> float:
         """The relative rounding error of a weighted sum: much larger where TF32 is allowed."""
-        cuda = self.total.device.type == "cuda"
-        if cuda and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
+        single = self.total.device.type == "cuda" and self.total.dtype == torch.float32
+        if single and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
             return 2.0**-9
         return 4 * torch.finfo(self.total.dtype).eps
 

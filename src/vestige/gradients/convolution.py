@@ -122,8 +122,9 @@ class Convolved(Use):
         return self._positions * (filters + fields) / (filters * fields)
 
     def pieces(self) -> Iterator[tuple[slice, Use]] | None:
-        # Products of a few examples stay in the cache; Gram matrices must be much smaller to win.
-        if self._gram_ratio <= 0.5:
+        # Products of a few examples stay in a CPU's cache; Gram matrices must be much smaller to
+        # win. A GPU is better off with all examples at once.
+        if self._gram_ratio <= 0.5 or self.x.device.type != "cpu":
             return None
         weight, geometry = self.weight, self.geometry
         return (
