@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vestige.errors import ConfigError
@@ -55,15 +54,19 @@ class Clip:
         """The weight of each example's gradient in the group's sum.
 
         `square_norms` are those of the gradients that autograd gave, which `scale` turns into the
-        gradients of the examples' own losses (the row count under a mean). They must be finite.
-        `rounding` is the relative error of the sum's arithmetic.
+        gradients of the examples' own losses (the row count under a mean). They must not exceed
+        `most_square`. `rounding` is the relative error of the sum's arithmetic.
         """
         # scale * min(1, C / (scale * norm)); a norm of zero gives infinity before the clamp. The
         # rounding is taken off, so that a sum that rounds up stays within the bound.
         bound = self.bounds[group] * (1 - rounding)
-        factors = (bound / square_norms.sqrt()).clamp_(max=scale).to(dtype)
-        # A factor that the precision cannot hold exactly could be rounded up: the example drops.
-        return F.threshold(factors, torch.finfo(dtype).tiny, 0)
+        return square_norms.rsqrt().mul_(bound).clamp_(max=scale).to(dtype)
+
+    def most_square(self, group: int, dtype: torch.dtype) -> float:
+        """The largest squared norm whose factor `dtype` holds exactly (a denormal could round up):
+        an example beyond it drops out, like one that is not finite."""
+        norm = min(self.bounds[group] / torch.finfo(dtype).tiny / 2, 1e150)
+        return norm * norm
 
 
 def _check_bound(bound: float) -> None:

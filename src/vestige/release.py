@@ -147,25 +147,30 @@ class Door:
         if self._buffer is None:
             self._buffer = torch.empty_like(total)  # a fresh one for every step costs page faults
         values = self._buffer
-        for block, noise in self._noise(total):
-            torch.add(noise, total[block], alpha=gain, out=values[block])
+        for block, noise, std in self._noise(total):
+            torch.add(
+                total[block] if gain == 1 else total[block] * gain,
+                noise,
+                alpha=std,
+                out=values[block],
+            )
         if branch is not None:
             values.add_(branch)
         self.steps += 1
         return Release(values, self.steps - 1, self, _certificate=_CERTIFICATE)
 
-    def _noise(self, like: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """The step's noise, a block at a time."""
+    def _noise(self, like: Tensor) -> Iterator[tuple[slice, Tensor, float]]:
+        """The step's noise, a block at a time, and the standard deviation still to be applied."""
         stds = self.noise.stds
         if not any(stds):
-            yield slice(0, like.numel()), torch.zeros_like(like)
+            yield slice(0, like.numel()), torch.zeros_like(like), 0.0
             return
         for block, noise in self._randomness.normal_blocks(like, self.steps):
             if len(set(stds)) == 1:
-                noise.mul_(stds[0])
-            else:
-                for segment, std in zip(self._segments, stds, strict=True):
-                    first, last = max(segment.start, block.start), min(segment.stop, block.stop)
-                    if first < last:
-                        noise[first - block.start : last - block.start].mul_(std)
-            yield block, noise
+                yield block, noise, stds[0]
+                continue
+            for segment, std in zip(self._segments, stds, strict=True):
+                first, last = max(segment.start, block.start), min(segment.stop, block.stop)
+                if first < last:
+                    noise[first - block.start : last - block.start].mul_(std)
+            yield block, noise, 1.0

@@ -162,4 +162,5 @@ class Run:
         """Hand the release, divided by the public batch size, to the optimizer."""
         torch.div(release.values, self.plan.batch_size, out=self._gradient)
         for parameter, view in self._views:
-            parameter.grad = view.to(parameter.dtype)
+            same = parameter.dtype == view.dtype
+            parameter.grad = view if same else view.to(parameter.dtype)

@@ -8,7 +8,6 @@ one lot add up in the same flat buffer.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,13 +98,14 @@ class Collector:
             part = h.use.square_norms() if h.square_norms is None else h.square_norms
             square_norms = part if square_norms is None else square_norms + part
         assert square_norms is not None
+        group, dtype = held[0].slot.group, self.total.dtype
+        most = self.clip.most_square(group, dtype)
         # On a GPU looking would stall the device, and dropping nothing is cheap there.
-        if square_norms.device.type != "cpu" or not math.isfinite(float(square_norms.sum())):
-            bad = ~torch.isfinite(square_norms)
+        if square_norms.device.type != "cpu" or not float(square_norms.sum()) <= most:
+            bad = ~(square_norms <= most)  # also what is not a number
             square_norms = square_norms.masked_fill(bad, 1)
             for h in held:
                 h.use.drop(bad)
-        group, dtype = held[0].slot.group, self.total.dtype
         factors = self.clip.factors(square_norms, group, self._scale, dtype, self._rounding())
         for h in held:
             h.use.add_weighted(factors, self._segments[h.slot.name])
