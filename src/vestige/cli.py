@@ -267,7 +267,7 @@ def budget(
         table.add_column(f"one group alone\n({report['marginal_note']})")
     for name, value in report["epsilon"].items():
         row = [name, _shown(value, 4)]
-        table.add_row(*row, _shown(marginal[name], 4) if marginal else None)
+        table.add_row(*row, *([_shown(marginal[name], 4)] if marginal else []))
     console = Console()
     console.print(table)
     console.print(f"sigma_eff {report['sigma_eff']:.6g}; guarantee: {report['guarantee']}")

@@ -276,8 +276,8 @@ class PrivacyEngine:
             found.append("no noise: nothing is private, epsilon is infinite")
         if not run.plan.size_declared:
             found.append(
-                f"the number of records, {run.plan.dataset_size}, is treated as public (declare "
-                "dataset_size=... to protect it)"
+                f"the number of records, {run.plan.dataset_size}, is treated as public (it was not "
+                "declared as dataset_size=...)"
             )
         return found
 
