@@ -21,10 +21,11 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import binom, norm
 
-from vestige import accounting
+from vestige import composition
 from vestige.accounting import (
     ACCOUNTANTS,
     Calibration,
+    _search,
     accountant_name,
     budget,
     calibrate,
@@ -33,7 +34,7 @@ from vestige.accounting import (
     joint_multiplier,
 )
 from vestige.errors import ConfigError
-from vestige.ledger import Event
+from vestige.ledger import Event, merge
 
 few = settings(deadline=None, database=None, max_examples=8)
 
@@ -246,7 +247,7 @@ def test_large_counts_composed_in_stages_agree_with_the_limit() -> None:
 
 @pytest.mark.parametrize(("q", "sigma"), [(0.04, 1.1), (0.3, 2.0), (0.01, 0.5)])
 def test_rdp_at_whole_orders_is_the_binomial_form(q: float, sigma: float) -> None:
-    curve = dict(zip(accounting._orders(), accounting._rdp_of_one(q, sigma), strict=True))
+    curve = dict(zip(composition._orders(), composition._rdp_of_one(q, sigma), strict=True))
     for order in (2, 3, 5, 8, 17, 30):
         assert curve[order] == pytest.approx(renyi_moment(q, sigma, order) / (order - 1), rel=1e-8)
 
@@ -256,7 +257,7 @@ def test_rdp_at_whole_orders_is_the_binomial_form(q: float, sigma: float) -> Non
 )
 def test_rdp_at_fractional_orders_is_an_upper_bound(q: float, sigma: float) -> None:
     """Some of these orders do not converge in the library and come from a chord."""
-    for order, bound in zip(accounting._orders(), accounting._rdp_of_one(q, sigma), strict=True):
+    for order, bound in zip(composition._orders(), composition._rdp_of_one(q, sigma), strict=True):
         if order < 8 and order % 1:
             exact = renyi_by_quadrature(q, sigma, order)
             assert exact * (1 - 1e-6) <= bound < exact * 3
@@ -366,7 +367,7 @@ def test_a_nan_of_the_library_never_becomes_a_small_epsilon(
     monkeypatch.setattr(
         pld.PrivacyLossDistribution, "get_epsilon_for_delta", lambda self, delta: math.nan
     )
-    assert accounting._pld_epsilon((Event(0.1, 1.0),), 1e-5) == math.inf
+    assert composition._pld_epsilon((Event(0.1, 1.0),), 1e-5) == math.inf
 
 
 def test_deltas_below_the_precision_of_the_transform_are_left_to_rdp() -> None:
@@ -377,7 +378,7 @@ def test_deltas_below_the_precision_of_the_transform_are_left_to_rdp() -> None:
 
 def test_a_schedule_with_many_noises_is_rounded_pessimistically() -> None:
     events = [Event(0.04, 1 + step / 1000) for step in range(1000)]
-    coarse = accounting._coarsened(tuple(events))
+    coarse = composition._coarsened(tuple(events))
     assert len(coarse) <= 64
     assert sum(event.count for event in coarse) == 1000
     exact = sum(renyi_moment(0.04, event.noise_multiplier, 4) / 3 for event in events)
@@ -393,9 +394,9 @@ def test_a_schedule_with_many_noises_is_rounded_pessimistically() -> None:
 def test_rounding_a_schedule_never_lowers_its_cost(
     pairs: list[tuple[float, float]], same_rate: bool
 ) -> None:
-    events = accounting.merge(Event(0.1 if same_rate else q, sigma) for q, sigma in pairs)
+    events = merge(Event(0.1 if same_rate else q, sigma) for q, sigma in pairs)
     assume(len(events) > 64)
-    coarse = accounting._coarsened(events)
+    coarse = composition._coarsened(events)
     assert len(coarse) <= 64
     # Each event, taken in turn, finds a rounded one that reveals at least as much, used up once.
     room = {event: event.count for event in coarse}
@@ -415,14 +416,14 @@ def test_rounding_a_schedule_never_lowers_its_cost(
 
 def test_equal_ledgers_are_accounted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    original = accounting._pld_epsilon
+    original = composition._pld_epsilon
 
     def counted(events: tuple[Event, ...], delta: float) -> float:
         calls.append(events)
         return original(events, delta)
 
-    monkeypatch.setattr(accounting, "_pld_epsilon", counted)
-    accounting._cached_epsilon.cache_clear()
+    monkeypatch.setattr(composition, "_pld_epsilon", counted)
+    composition._cached_epsilon.cache_clear()
     one = epsilon([Event(0.1, 3.0, 2), Event(0.1, 4.0), Event(0.1, 3.0)], 1e-5)
     two = epsilon([Event(0.1, 4.0), Event(0.1, 3.0, 3)], 1e-5, "prv")
     assert one == two
@@ -507,7 +508,7 @@ def test_calibration_without_sampling_is_the_analytic_gaussian() -> None:
 
 def test_the_search_undercuts_the_target_a_little() -> None:
     """On an exact power law the root is hit to the last digit: only the margin keeps it below."""
-    noise = accounting._search(lambda noise: 2 / noise, 1.0, 1.0, 1.0, tolerance=1e-4)
+    noise = _search(lambda noise: 2 / noise, 1.0, 1.0, 1.0, tolerance=1e-4)
     assert noise is not None
     assert 1 - 3e-4 <= 2 / noise <= 1 - 0.9e-6
 
