@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from vestige import PrivacyEngine
+from vestige.methods import DPSGD, FO, SMA, Method
 from vestige.models import build
 
 Step = Callable[[], None]
@@ -60,7 +61,9 @@ def plain(workload: Workload, device: str) -> Iterator[None]:
     return _loop(model, torch.optim.SGD(model.parameters(), lr=0.1), _forever(x, y))
 
 
-def vestige(clipping: str) -> Callable[[Workload, str], Iterator[None]]:
+def vestige(
+    clipping: str, method: Callable[[Workload], Method] = lambda _: DPSGD(), **options: Any
+) -> Callable[[Workload, str], Iterator[None]]:
     """Vestige; a sampling rate of 1 makes every lot the same size."""
 
     def make(workload: Workload, device: str) -> Iterator[None]:
@@ -73,6 +76,8 @@ def vestige(clipping: str) -> Callable[[Workload, str], Iterator[None]]:
             noise_multiplier=1.0,
             max_grad_norm=1.0,
             clipping=clipping,
+            method=method(workload),
+            **options,
         )
 
         def batches() -> Iterator[Any]:
@@ -117,10 +122,27 @@ def opacus(mode: str) -> Callable[[Workload, str], Iterator[None]]:
     return make
 
 
+def _sma(workload: Workload) -> Method:
+    """Exponents at every step, for ResNet-18 at every tenth."""
+    return SMA(window=8, refresh=10 if workload.model == "resnet18" else 1)
+
+
+# The DP-SGD step that a memory method is compared with: the one with the same clipping.
+SAME_CLIPPING = {
+    "vestige fo": "vestige flat",
+    "vestige fo, bf16 history": "vestige flat",
+    "vestige sma": "vestige per-layer",
+}
+
 ENGINES: dict[str, Callable[[Workload, str], Iterator[None]]] = {
     "plain": plain,
     "vestige per-layer": vestige("per_layer"),
     "vestige flat": vestige("flat"),
+    "vestige fo": vestige("flat", lambda _: FO(window=8)),
+    "vestige fo, bf16 history": vestige(
+        "flat", lambda _: FO(window=8), history_dtype=torch.bfloat16
+    ),
+    "vestige sma": vestige("per_layer", _sma),
     "opacus hooks flat": opacus("hooks flat"),
     "opacus hooks per-layer": opacus("hooks per-layer"),
     "opacus ghost": opacus("ghost"),

@@ -1145,7 +1145,7 @@ def test_the_state_holds_public_numbers_only():
     text = json.dumps(engine.state_dict())
     assert "987654321" not in text
     assert set(engine.state_dict()) == {
-        "version", "plan", "ledger", "released", "next_lot", "repeatable_noise",
+        "version", "plan", "ledger", "released", "next_lot", "repeatable_noise", "memory",
     }  # fmt: skip
 
 

@@ -46,6 +46,6 @@ def test_every_pitfall_names_a_test_that_exists_or_a_reason():
 
 
 def test_every_relative_link_of_the_documents_leads_somewhere():
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), (document.name, target)

@@ -20,9 +20,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vestige import ConfigError, PrivacyEngine, randomness
 from vestige.groups import partition
+from vestige.history import History
 from vestige.ledger import Ledger
+from vestige.noise import NoiseScale
 from vestige.randomness import LOTS, NOISE, Randomness
-from vestige.release import ClippedSum, Door, NoiseScale, Release
+from vestige.release import Branch, ClippedSum, Door, Release
 
 FALSE_ALARM = 1e-8
 SIGMA, C = 1.3, 0.7
@@ -107,7 +109,7 @@ def test_noise_of_a_layer_does_not_depend_on_its_own_bound_when_shared():
     groups = partition(model, "per_layer")
     noise = NoiseScale.shared(SIGMA, (3.0, 4.0))
     assert noise.stds == pytest.approx((SIGMA * 5.0, SIGMA * 5.0))
-    release = door_of(groups, noise).release(ClippedSum(groups.buffer(), (3.0, 4.0)))
+    release = door_of(groups, noise).release(ClippedSum(groups.buffer(), (3.0, 4.0)), 0.1)
     for segment in groups.segments():
         assert_noise(release.values[segment].numpy(), SIGMA * 5.0)
 
@@ -116,9 +118,9 @@ def normals(source, step, count, dtype=torch.float32):
     """The standard normal numbers that the door adds to a sum of zeros at `step`."""
     model = nn.Linear(count, 1, bias=False, dtype=dtype)
     groups = partition(model, "flat")
-    door = Door(groups, NoiseScale.shared(1.0, (1.0,)), 0.1, source, Ledger())
+    door = Door(groups, NoiseScale.shared(1.0, (1.0,)), source, Ledger())
     door.steps = step
-    return door.release(ClippedSum(groups.buffer(), (1.0,))).values
+    return door.release(ClippedSum(groups.buffer(), (1.0,)), 0.1).values
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -144,7 +146,9 @@ def test_groups_of_a_large_model_keep_their_scales_to_the_last_coordinate(dtype)
     ).to(dtype)
     groups = partition(model, "per_layer")
     noise = NoiseScale.by_group([0.5, 2.0, 1.0], (1.0, 1.0, 4.0), groups.names)
-    values = door_of(groups, noise).release(ClippedSum(groups.buffer(), (1.0, 1.0, 4.0))).values
+    values = (
+        door_of(groups, noise).release(ClippedSum(groups.buffer(), (1.0, 1.0, 4.0)), 0.1).values
+    )
     for segment, std in zip(groups.segments(), (0.5, 2.0, 4.0), strict=True):
         part = values[segment].numpy()
         assert len(part) > 2000
@@ -166,7 +170,7 @@ def test_a_wrong_distribution_is_rejected():
 
 
 def door_of(groups, noise, ledger=None):
-    return Door(groups, noise, 0.1, Randomness(), Ledger() if ledger is None else ledger)
+    return Door(groups, noise, Randomness(), Ledger() if ledger is None else ledger)
 
 
 @pytest.fixture
@@ -180,7 +184,7 @@ def test_nothing_but_the_door_makes_a_release(groups):
     with pytest.raises(TypeError, match=r"Door\.release"):
         Release(torch.zeros(3), 0, _certificate=object())
     out = door_of(groups, NoiseScale.shared(1.0, (1.0,))).release(
-        ClippedSum(groups.buffer(), (1.0,))
+        ClippedSum(groups.buffer(), (1.0,)), 0.1
     )
     assert type(out) is Release
     assert out.step == 0
@@ -188,10 +192,10 @@ def test_nothing_but_the_door_makes_a_release(groups):
 
 def test_the_door_takes_nothing_but_a_clipped_sum(groups):
     door = door_of(groups, NoiseScale.shared(1.0, (1.0,)))
-    public = door.release(ClippedSum(groups.buffer(), (1.0,)))
+    public = door.release(ClippedSum(groups.buffer(), (1.0,)), 0.1)
     for raw in (groups.buffer(), [1.0], public, None):
         with pytest.raises(TypeError, match="ClippedSum"):
-            door.release(raw)
+            door.release(raw, 0.1)
     assert door.steps == 1
 
 
@@ -226,7 +230,7 @@ def test_the_ledger_is_charged_before_the_noise_is_drawn(groups, monkeypatch):
 
     monkeypatch.setattr(randomness, "Cipher", fails)
     with pytest.raises(RuntimeError, match="no noise today"):
-        door.release(ClippedSum(groups.buffer(), (1.0,)))
+        door.release(ClippedSum(groups.buffer(), (1.0,)), 0.1)
     assert ledger.steps == 1
     assert door.steps == 0
     (event,) = ledger.events
@@ -260,16 +264,50 @@ def test_a_failed_draw_hands_nothing_to_the_optimizer(monkeypatch):
     assert all(torch.equal(model.state_dict()[k], v) for k, v in before.items())
 
 
+def branch_of(groups, values, step):
+    """A branch with given values, by way of a history that remembers one release of them."""
+    door = door_of(groups, NoiseScale.shared(0.0, (1.0,)))
+    history = History([slice(0, groups.size)], groups.buffer(), window=2, ema=1.0)
+    for _ in range(step):
+        history.append(door.release(ClippedSum(values, (1.0,)), 0.1))
+    return history.mix(np.ones((1, 1)))
+
+
 def test_a_gain_and_a_branch_are_applied_and_charged(groups):
     """release = gain * sum + branch + noise, charged at the multiplier divided by the gain."""
     ledger = Ledger()
     silent = door_of(groups, NoiseScale.shared(0.0, (1.0,)), ledger=ledger)
-    total, branch = torch.randn(40), torch.randn(40)
-    out = silent.release(ClippedSum(total, (1.0,)), branch, gain=0.5)
-    assert torch.allclose(out.values, 0.5 * total + branch)
+    total, memory = torch.randn(40), torch.randn(40)
+    silent.steps = 1
+    out = silent.release(ClippedSum(total, (1.0,)), 0.1, branch_of(groups, memory, 1), gain=0.5)
+    assert torch.allclose(out.values, 0.5 * total + memory)
     noisy = door_of(groups, NoiseScale.shared(1.2, (1.0,)), ledger=ledger)
-    noisy.release(ClippedSum(total, (1.0,)), branch, gain=0.5)
-    assert [e.noise_multiplier for e in ledger.events] == [0.0, 2.4]
+    noisy.steps = 1
+    noisy.release(ClippedSum(total, (1.0,)), 0.3, branch_of(groups, memory, 1), gain=0.5)
+    assert [(e.sample_rate, e.noise_multiplier) for e in ledger.events] == [(0.1, 0.0), (0.3, 2.4)]
+
+
+def test_a_branch_must_come_from_a_history_and_belong_to_the_step(groups):
+    door = door_of(groups, NoiseScale.shared(1.0, (1.0,)))
+    clipped = ClippedSum(groups.buffer(), (1.0,))
+    for raw in (torch.randn(40), clipped, [0.0] * 40):
+        with pytest.raises(TypeError, match="Branch"):
+            door.release(clipped, 0.1, raw)
+    with pytest.raises(TypeError, match=r"History\.mix"):
+        Branch(torch.zeros(40), 0)
+    with pytest.raises(RuntimeError, match="recalled for step 1, the release is step 0"):
+        door.release(clipped, 0.1, branch_of(groups, torch.randn(40), 1))
+    assert door.steps == 0
+
+
+def test_noise_may_change_from_step_to_step_and_is_charged_as_drawn(groups):
+    ledger = Ledger()
+    scales = [NoiseScale.shared(sigma, (2.0,)) for sigma in (1.0, 3.0)]
+    door = door_of(groups, scales, ledger=ledger)
+    clipped = ClippedSum(groups.buffer(), (2.0,))
+    for _ in range(4):
+        door.release(clipped, 0.1)
+    assert [(e.noise_multiplier, e.count) for e in ledger.events] == [(1.0, 1), (3.0, 3)]
 
 
 def test_group_multipliers_are_charged_jointly():

@@ -10,16 +10,15 @@ composition.py says how each of them works and who it is due to.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vestige.composition import composed_epsilon
 from vestige.errors import ConfigError
 from vestige.ledger import Event
-
-if TYPE_CHECKING:
-    pass
+from vestige.schedule import Table, at
 
 ACCOUNTANTS = ("pld", "rdp", "rdp_classic")
 
@@ -46,10 +45,10 @@ class Calibration:
     epsilon: float
     target_epsilon: float
     delta: float
-    sample_rate: float
+    sample_rate: Table
     steps: int
     accountant: str
-    beta: float
+    beta: Table
 
 
 def accountant_name(name: str) -> str:
@@ -103,44 +102,61 @@ def joint_multiplier(group_noise_multipliers: Sequence[float]) -> float:
 def calibrate(
     target_epsilon: float,
     delta: float,
-    sample_rate: float,
+    sample_rate: Table,
     steps: int,
     accountant: str = "pld",
-    beta: float = 1.0,
+    beta: Table = 1.0,
 ) -> Calibration:
     """The smallest noise whose epsilon stays within `target_epsilon` after `steps` releases.
 
     Guarantee: `epsilon` at the returned noise_multiplier / beta, under the same accountant, was
     evaluated and is at most `target_epsilon`. The noise is within 0.1 % of the smallest such
     value under that accountant (targets so large that an accounted multiplier of 0.001 suffices
-    get that). Beta is never folded into the returned multiplier.
+    get that). Beta is never folded into the returned multiplier. Sampling rate and beta may be
+    tables with one number per step; the steps are then accounted one by one.
     """
     name = accountant_name(accountant)
     target = _check_positive(target_epsilon, "target_epsilon", "give a finite epsilon above 0")
     delta = _check_delta(delta)
-    beta = _check_beta(beta)
-    rate = Event(sample_rate, 1.0, steps).sample_rate
+    shape = _step_shapes(sample_rate, beta, steps)
+    largest = max(b for _, b in shape)
 
-    def spent(noise: float) -> float:
-        return epsilon([Event(rate, noise / beta, steps)], delta, name)
+    def spent(noise: float, by: str = name) -> float:
+        return epsilon(_events_of(shape, noise), delta, by)
 
-    def spent_by_rdp(noise: float) -> float:
-        return epsilon([Event(rate, noise / beta, steps)], delta, "rdp")
-
-    start = beta
+    start = largest
     if name == "pld":
         # The Rényi curve is cheap at any noise and close: a rough answer starts the search well.
-        rough = _search(spent_by_rdp, target, start, beta, tolerance=0.1)
+        rough = _search(lambda noise: spent(noise, "rdp"), target, start, largest, 0.1)
         start = start if rough is None else rough
-    noise = _search(spent, target, start, beta, tolerance=_NOISE_TOLERANCE)
+    noise = _search(spent, target, start, largest, _NOISE_TOLERANCE)
     if noise is None:
-        floor = spent(_NOISE_RANGE[1] * beta)
+        floor = spent(_NOISE_RANGE[1] * largest)
         raise ConfigError(
             f"target_epsilon {target} cannot be reached with a noise multiplier up to "
             f"{_NOISE_RANGE[1]:g} (epsilon {floor:.3g} there, accountant {name}): raise epsilon or "
             "delta, lower the sampling rate or the number of steps, or use accountant pld"
         )
-    return Calibration(noise, spent(noise), target, delta, rate, steps, name, beta)
+    return Calibration(noise, spent(noise), target, delta, sample_rate, steps, name, beta)
+
+
+def step_events(sample_rate: Table, noise: float, beta: Table, steps: int) -> list[Event]:
+    """The events of `steps` releases, accounted at noise / beta, step by step under a schedule."""
+    return _events_of(_step_shapes(sample_rate, beta, steps), noise)
+
+
+def _events_of(shape: Counter[tuple[float, float]], noise: float) -> list[Event]:
+    return [Event(rate, noise / beta, count) for (rate, beta), count in shape.items()]
+
+
+def _step_shapes(sample_rate: Table, beta: Table, steps: int) -> Counter[tuple[float, float]]:
+    """How many of the steps have which sampling rate and beta."""
+    if not isinstance(sample_rate, tuple) and not isinstance(beta, tuple):
+        return Counter({(Event(sample_rate, 1.0, steps).sample_rate, _check_beta(beta)): steps})
+    return Counter(
+        (Event(at(sample_rate, t), 1.0).sample_rate, _check_beta(at(beta, t)))
+        for t in range(Event(1.0, 1.0, steps).count)
+    )
 
 
 def budget(
@@ -225,7 +241,7 @@ def calibration_report(
     return {
         "noise_multiplier": found.noise_multiplier,
         "group_noise_multiplier": found.noise_multiplier * math.sqrt(groups),
-        "sigma_eff": found.noise_multiplier / found.beta,
+        "sigma_eff": found.noise_multiplier / beta,
         "epsilon": found.epsilon,
         "target_epsilon": found.target_epsilon,
         "delta": found.delta,

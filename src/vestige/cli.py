@@ -1,4 +1,4 @@
-"""The command line: `vestige train`, `vestige budget`, `vestige calibrate`.
+"""The command line: `vestige train`, `vestige budget`, `vestige calibrate`, `vestige spectrum`.
 
 Thin: it parses, calls and prints. Bad input gets one line on stderr and exit code 2; results go to
 stdout and progress to stderr, so that `--json` leaves the JSON alone on stdout.
@@ -22,10 +22,12 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from typer.core import TyperGroup
 
-from vestige import __version__, accounting, settings, training
+from vestige import __version__, accounting, settings, spectrum_report, training
 from vestige.errors import ConfigError, VestigeError
+from vestige.methods import METHODS
 from vestige.plan import check_count
 from vestige.settings import TrainConfig
+from vestige.spectrum import ESTIMATORS
 from vestige.training import Progress
 
 # typer has carried a click of its own since 0.26: this is UsageError, wherever it lives.
@@ -125,10 +127,16 @@ def train(
             "the others."
         ),
     ] = None,
-    method: Annotated[str, typer.Option(help="The private training method.")] = TrainConfig.method,
+    method: Annotated[
+        str, typer.Option(help=f"The private training method: {', '.join(METHODS)}.")
+    ] = TrainConfig.method,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the method; repeatable."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of the method, such as beta=0.9 or interval=2,6; repeatable.",
+        ),
     ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Solve for the noise that reaches this epsilon.")
@@ -154,6 +162,12 @@ def train(
     clipping: Annotated[
         str | None,
         typer.Option(help=f"{' or '.join(settings.CLIPPINGS)}. Default: the method's own."),
+    ] = None,
+    history_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="What past releases are kept in: float32, or bfloat16 for half the memory."
+        ),
     ] = None,
     lr: Annotated[float, typer.Option(help="Learning rate of SGD.")] = TrainConfig.lr,
     seed: Annotated[
@@ -203,6 +217,7 @@ def train(
         steps=steps,
         clip=_clip(clip),
         clipping=clipping,
+        history_dtype=history_dtype,
         lr=lr,
         seed=seed,
         noise_seed=noise_seed,
@@ -307,6 +322,55 @@ def calibrate(
     reached = f"{_shown(report['epsilon'], 4)} at delta {report['delta']:g}"
     table.add_row("epsilon reached", f"{reached}  ({report['accountant']})")
     Console().print(table)
+
+
+@app.command()
+def spectrum(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A run folder, a checkpoint file (a state_dict, or a dict that holds one), or a "
+            f"built-in model with random weights, made for CIFAR-10: {', '.join(settings.MODELS)}."
+        ),
+    ],
+    estimator: Annotated[
+        str,
+        typer.Option(
+            help=f"{', '.join(ESTIMATORS)}: a fixed tail of the eigenvalues, the tail that fits "
+            "best, or what weightwatcher 0.7.7 computes."
+        ),
+    ] = ESTIMATORS[0],
+    tail: Annotated[
+        float | None,
+        typer.Option(help="The share of the eigenvalues that hill fits, (0, 1]. Default: 0.5."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to plot the fits (.png, .pdf, .svg). Default: spectrum.png, in the run "
+            "folder if TARGET is one, else in the current folder; with --json no plot."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of a built-in model's weights. Default: 0.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """How heavy-tailed the layers are: a table of power-law exponents, and a log-log plot."""
+    request = spectrum_report.Request(target, estimator, tail, seed, plot)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for `train`
+    report = spectrum_report.examine(request)
+    if as_json:
+        _print_json(report.as_dict())
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console.width = 200  # a file or a pipe: nothing needs to be folded
+        console.print(spectrum_report.table(report))
+    if plot is not None or not as_json:
+        spectrum_report.draw(report, request.chosen_plot)
+    if not as_json:
+        typer.echo(f"plot  {request.chosen_plot}")
 
 
 class _Display:
@@ -416,10 +480,12 @@ def _settings(pairs: Iterable[str]) -> dict[str, Any]:
     return settings
 
 
-def _value(text: str) -> bool | int | float | str:
-    """A setting's value: true or false, a number, or else text."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
+def _value(text: str) -> Any:
+    """A setting's value: true, false, none, a number, several of these with commas, or text."""
+    if "," in text:
+        return tuple(_value(part.strip()) for part in text.split(","))
+    if text.lower() in ("true", "false", "none"):
+        return {"true": True, "false": False}.get(text.lower())
     for kind in (int, float):
         try:
             return kind(text)

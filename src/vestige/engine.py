@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -17,18 +18,21 @@ from vestige import accounting
 from vestige.clipping import Clip
 from vestige.errors import ConfigError, PrivacyError
 from vestige.gradients import capture
-from vestige.groups import Groups, Partition, partition
+from vestige.groups import Partition, partition
 from vestige.ledger import Ledger
-from vestige.methods import Method, resolve
+from vestige.memory.recollection import Recollection
+from vestige.methods import Method, query_weight, resolve, share
+from vestige.noise import GroupNoise, noise_scales
 from vestige.plan import PrivacyPlan, check_count, lots_per_epoch, sampling_rate
 from vestige.randomness import Randomness
-from vestige.release import Door, NoiseScale
+from vestige.release import Door
 from vestige.run import Run
 from vestige.sampling import LotSampler, PrivateLoader, check_loader
+from vestige.schedule import Schedule, constant
 from vestige.validation import check_criterion, check_model, check_optimizer
 
 _VERSION = 1
-_STATE = {"plan", "ledger", "released", "next_lot", "repeatable_noise"}
+_STATE = {"memory", "plan", "ledger", "released", "next_lot", "repeatable_noise"}
 REPEATABLE = "repeatable noise: not private towards anyone who knows the seed"
 
 
@@ -65,18 +69,19 @@ class PrivacyEngine:
         module: nn.Module,
         optimizer: Optimizer,
         data_loader: DataLoader[Any],
-        noise_multiplier: float | None = None,
+        noise_multiplier: Schedule | None = None,
         max_grad_norm: float | Sequence[float],
         clipping: Partition | None = None,
-        group_noise_multipliers: Sequence[float] | None = None,
+        group_noise_multipliers: GroupNoise | None = None,
         method: str | Method = "dp-sgd",
         max_physical_batch_size: int | None = None,
         loss_reduction: str = "mean",
         criterion: Any = None,
         batch_first: bool = True,
         dataset_size: int | None = None,
-        sample_rate: float | None = None,
+        sample_rate: Schedule | None = None,
         steps: int | None = None,
+        history_dtype: torch.dtype | None = None,
         seed: int | None = None,
         noise_seed: int | None = None,
         secure_noise: bool = False,
@@ -88,8 +93,9 @@ class PrivacyEngine:
         """Train privately with a given noise multiplier; returns (module, optimizer, loader).
 
         The module and the optimizer are the ones passed in, with hooks; the loader is new. Its
-        batch size becomes the expected lot size and the public divisor of every sum. See
-        docs/guide.md for each argument.
+        batch size becomes the expected lot size and the public divisor of every sum. The noise
+        multiplier, the sampling rate and a method's beta may be schedules: a sequence with one
+        number per step, or a function of the step. See docs/guide.md for each argument.
 
         Guarantee: each `optimizer.step()` that completes a lot is one release, charged before its
         noise is drawn.
@@ -117,11 +123,18 @@ class PrivacyEngine:
             check_count("max_physical_batch_size", max_physical_batch_size)
         if steps is not None:
             check_count("steps", steps)
+        if history_dtype not in (None, torch.float32, torch.float64, torch.bfloat16):
+            raise ConfigError(
+                f"history_dtype={history_dtype} is not one that releases can be kept in: use "
+                "torch.bfloat16 for half the memory, or leave it out."
+            )
         chosen = resolve(method)
         form = chosen.clipping if clipping is None else clipping
         groups = partition(module, form)
         clip = Clip.over(max_grad_norm, groups.names)
-        noise = _noise_scale(noise_multiplier, group_noise_multipliers, clip, groups)
+        noise = noise_scales(
+            noise_multiplier, group_noise_multipliers, clip.bounds, groups.names, steps
+        )
         records = len(data_loader.dataset)  # type: ignore[arg-type]
         size = records if dataset_size is None else dataset_size
         plan = PrivacyPlan(
@@ -129,13 +142,14 @@ class PrivacyEngine:
             dataset_size=size,
             size_declared=dataset_size is not None,
             batch_size=batch_size,
-            sample_rate=sampling_rate(size, batch_size, sample_rate),
+            sample_rate=sampling_rate(size, batch_size, sample_rate, steps),
             clipping=form if isinstance(form, str) else "partition",
             group_names=groups.names,
             bounds=clip.bounds,
-            noise_multiplier=noise.joint,
-            noise_stds=noise.stds,
-            beta=chosen.query_weight,
+            noise_multiplier=constant([scale.joint for scale in noise]),
+            noise_stds=noise[0].stds if len(noise) == 1 else tuple(s.stds for s in noise),
+            beta=query_weight(chosen, steps),
+            settings=chosen.settings(),
             steps=steps,
             max_physical_batch_size=max_physical_batch_size,
             loss_reduction=loss_reduction,
@@ -148,9 +162,27 @@ class PrivacyEngine:
             randomness, records, plan.sample_rate, plan.lots_per_epoch, max_physical_batch_size
         )
         watch = capture(module, groups, clip, batch_first)
-        door = Door(groups, noise, plan.sample_rate, randomness, self._ledger)
-        chosen_seed = self._seed if seed is None else seed
-        run = Run(plan, optimizer, watch, lots, door, randomness, self_check, chosen_seed or 0)
+        door = Door(groups, noise, randomness, self._ledger)
+        rule = chosen.memory(plan.lots_per_epoch)
+        memory = (
+            None
+            if rule is None
+            else Recollection(
+                rule, groups, watch.collector.total, share(chosen, steps), history_dtype
+            )
+        )
+        run = Run(
+            plan,
+            optimizer,
+            watch,
+            lots,
+            door,
+            randomness,
+            self_check,
+            (self._seed if seed is None else seed) or 0,
+            memory,
+            memory_in_query=not chosen.filters_releases,
+        )
         run.attach()
         self._run = run
         return module, optimizer, PrivateLoader(data_loader, lots, run.hand_out)
@@ -168,7 +200,7 @@ class PrivacyEngine:
         max_grad_norm: float | Sequence[float],
         method: str | Method = "dp-sgd",
         dataset_size: int | None = None,
-        sample_rate: float | None = None,
+        sample_rate: Schedule | None = None,
         **options: Any,
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         """`make_private` with the noise solved for: `target_epsilon` after `epochs` (or `steps`).
@@ -188,16 +220,16 @@ class PrivacyEngine:
             )
         batch_size = check_loader(data_loader)
         size = len(data_loader.dataset) if dataset_size is None else dataset_size  # type: ignore[arg-type]
-        rate = sampling_rate(size, batch_size, sample_rate)
+        sampling_rate(size, batch_size)  # refuses bad sizes before they are divided
         if steps is None:
             steps = check_count("epochs", epochs) * lots_per_epoch(size, batch_size)
         found = accounting.calibrate(
             target_epsilon,
             target_delta,
-            rate,
-            check_count("steps", steps),
+            sampling_rate(size, batch_size, sample_rate, check_count("steps", steps)),
+            steps,
             self.accountant,
-            resolve(method).query_weight,
+            query_weight(resolve(method), steps),
         )
         return self.make_private(
             module=module,
@@ -251,6 +283,20 @@ class PrivacyEngine:
         name = self.accountant if accountant is None else accounting.accountant_name(accountant)
         return accounting.epsilon(self._ledger.merged(), delta, name)
 
+    def diagnostics(self) -> dict[str, Any]:
+        """The last step's numbers about the memory, as lists with one entry per group.
+
+        Empty before the first step; "step" alone for a method without memory. docs/methods says
+        what each name means.
+
+        Guarantee: functions of releases, weights and public settings; publishing them costs
+        nothing.
+        """
+        run = self._attached()
+        if run.memory:
+            return run.memory.diagnostics()
+        return {"step": run.door.steps - 1} if run.door.steps else {}
+
     @property
     def released(self) -> int:
         """The number of releases so far."""
@@ -272,7 +318,8 @@ class PrivacyEngine:
         found = []
         if run.repeatable:
             found.append(REPEATABLE)
-        if run.plan.noise_multiplier == 0:
+        multipliers = run.plan.noise_multiplier
+        if 0 in (multipliers if isinstance(multipliers, tuple) else (multipliers,)):
             found.append("no noise: nothing is private, epsilon is infinite")
         if not run.plan.size_declared:
             found.append(
@@ -284,9 +331,13 @@ class PrivacyEngine:
     # -- saving -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Plan, ledger and position as plain JSON types. No key, no generator state, no example."""
+        """Plan, ledger and position as plain JSON types, and tensors of past releases in "memory".
+
+        No key, no generator state, no example: all of it is public.
+        """
         run = self._attached()
         return {
+            "memory": run.memory.state_dict() if run.memory else None,
             "version": _VERSION,
             "plan": run.plan.as_dict(),
             "ledger": self._ledger.state_dict(),
@@ -321,6 +372,8 @@ class PrivacyEngine:
                 "the same ones, or start a new run."
             )
         released, next_lot = int(state["released"]), int(state["next_lot"])
+        if run.memory:
+            run.memory.load_state_dict(state["memory"])
         self._ledger.load_state_dict(state["ledger"])
         run.door.steps, run.lots.next_lot = released, next_lot
         run.repeatable = run.repeatable or bool(state["repeatable_noise"])
@@ -329,20 +382,3 @@ class PrivacyEngine:
         if self._run is None:
             raise ConfigError("call make_private or make_private_with_epsilon first.")
         return self._run
-
-
-def _noise_scale(
-    noise_multiplier: float | None,
-    group_noise_multipliers: Sequence[float] | None,
-    clip: Clip,
-    groups: Groups,
-) -> NoiseScale:
-    if (noise_multiplier is None) == (group_noise_multipliers is None):
-        raise ConfigError(
-            f"noise_multiplier={noise_multiplier} and group_noise_multipliers="
-            f"{group_noise_multipliers}: give exactly one of them."
-        )
-    if group_noise_multipliers is not None:
-        return NoiseScale.by_group(group_noise_multipliers, clip.bounds, groups.names)
-    assert noise_multiplier is not None
-    return NoiseScale.shared(noise_multiplier, clip.bounds)

@@ -8,10 +8,12 @@ and the run's caveats say that the size is treated as public.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from vestige.errors import ConfigError
+from vestige.schedule import Schedule, Table, at, is_number, tabulate
 
 ADJACENCY = "add or remove one record"
 
@@ -22,19 +24,23 @@ class PrivacyPlan:
 
     Guarantee: `lots_per_epoch` and `sample_rate` are computed once, in integers where they can be,
     and used by loader, accountant and calibration alike.
+
+    `sample_rate`, `noise_multiplier` and `beta` are numbers, or tables with one number per step
+    where they follow a schedule; `noise_stds` has one number per group, or such a row per step.
     """
 
     method: str
     dataset_size: int
     size_declared: bool
     batch_size: int
-    sample_rate: float
+    sample_rate: Table
     clipping: str
     group_names: tuple[str, ...]
     bounds: tuple[float, ...]
-    noise_multiplier: float
-    noise_stds: tuple[float, ...]
-    beta: float = 1.0
+    noise_multiplier: Table
+    noise_stds: tuple[float, ...] | tuple[tuple[float, ...], ...]
+    beta: Table = 1.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = None
     max_physical_batch_size: int | None = None
     loss_reduction: str = "mean"
@@ -50,9 +56,23 @@ class PrivacyPlan:
         """How far one record moves the clipped sum: sqrt(sum_g C_g^2)."""
         return math.sqrt(sum(c * c for c in self.bounds))
 
+    def rate_of(self, lot: int) -> float:
+        """The sampling rate of lot `lot`."""
+        return at(self.sample_rate, lot)
+
+    def beta_of(self, step: int) -> float:
+        """The weight of the clipped sum in release `step`."""
+        return at(self.beta, step)
+
     def as_dict(self) -> dict[str, Any]:
         """The plan as plain JSON types."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def lots_per_epoch(dataset_size: int, batch_size: int) -> int:
@@ -60,8 +80,13 @@ def lots_per_epoch(dataset_size: int, batch_size: int) -> int:
     return -(-dataset_size // batch_size)
 
 
-def sampling_rate(dataset_size: int, batch_size: int, sample_rate: float | None = None) -> float:
-    """The Poisson rate: the declared one, or batch_size / dataset_size."""
+def sampling_rate(
+    dataset_size: int,
+    batch_size: int,
+    sample_rate: Schedule | None = None,
+    steps: int | None = None,
+) -> Table:
+    """The Poisson rate: the declared one or its table, or batch_size / dataset_size."""
     check_count("dataset_size", dataset_size)
     check_count("batch_size", batch_size)
     if batch_size > dataset_size:
@@ -71,12 +96,15 @@ def sampling_rate(dataset_size: int, batch_size: int, sample_rate: float | None 
         )
     if sample_rate is None:
         return batch_size / dataset_size
-    if not 0 < sample_rate <= 1:
+    return tabulate("sample_rate", sample_rate, steps, _check_rate)
+
+
+def _check_rate(rate: Any) -> None:
+    if not is_number(rate) or not 0 < rate <= 1:
         raise ConfigError(
-            f"sample_rate={sample_rate} must be in (0, 1]: it is each record's chance to be in a "
+            f"sample_rate={rate} must be in (0, 1]: it is each record's chance to be in a "
             "lot; leave it out for batch_size / dataset_size."
         )
-    return sample_rate
 
 
 def check_count(name: str, value: Any) -> int:

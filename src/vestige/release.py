@@ -14,20 +14,17 @@ noise multiplier sigma/gain relative to the clipped sum's sensitivity (Abadi et 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vestige.accounting import joint_multiplier
-from vestige.errors import ConfigError
 from vestige.groups import Groups
 from vestige.ledger import Ledger
+from vestige.noise import NoiseScale
 from vestige.randomness import Randomness
 
-_CERTIFICATE = object()
+_CERTIFICATE = object()  # shared with history.py, which certifies branches, and nobody else
 
 
 class ClippedSum:
@@ -73,91 +70,87 @@ class Release:
         return self._values
 
 
-@dataclass(frozen=True)
-class NoiseScale:
-    """The noise of a plan: its standard deviation in each group, and the joint multiplier.
+class Branch:
+    """The memory's part of the query of step `step`: a weighted sum of releases, so public.
 
-    `joint` is relative to the joint sensitivity sqrt(sum_g C_g^2) and is what the accountant sees
-    (divided by the gain); `stds` are the standard deviations on the coordinates of each group.
+    Only a `History` makes one. It is valid until the history makes the next.
     """
 
-    joint: float
-    stds: tuple[float, ...]
+    __slots__ = ("step", "values")
 
-    @classmethod
-    def shared(cls, noise_multiplier: float, bounds: Sequence[float]) -> NoiseScale:
-        """The same standard deviation, noise_multiplier * sqrt(sum C_g^2), everywhere."""
-        _check_multiplier("noise_multiplier", noise_multiplier)
-        std = noise_multiplier * math.sqrt(sum(c * c for c in bounds))
-        return cls(noise_multiplier, (std,) * len(bounds))
-
-    @classmethod
-    def by_group(
-        cls, multipliers: Sequence[float], bounds: Sequence[float], names: Sequence[str]
-    ) -> NoiseScale:
-        """The papers' form: sigma_g * C_g inside group g; joint 1/sqrt(sum sigma_g^-2)."""
-        if len(multipliers) != len(bounds):
-            raise ConfigError(
-                f"group_noise_multipliers has {len(multipliers)} values for {len(bounds)} groups; "
-                f"in order they are: {', '.join(names)}."
+    def __init__(self, values: Tensor, step: int, *, _certificate: object = None) -> None:
+        if _certificate is not _CERTIFICATE:
+            raise TypeError(
+                "a Branch can only come out of History.mix: it certifies that it was made from "
+                "releases alone."
             )
-        for sigma in multipliers:
-            _check_multiplier("group_noise_multipliers", sigma)
-        stds = tuple(s * c for s, c in zip(multipliers, bounds, strict=True))
-        return cls(joint_multiplier(multipliers), stds)
-
-
-def _check_multiplier(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(
-            f"{name}={value} must be zero or a positive finite number: it is the noise's standard "
-            "deviation in units of the sensitivity (0 switches privacy off, for tests)."
-        )
+        self.values, self.step = values, step
 
 
 class Door:
-    """Turns clipped sums into releases, one ledger charge and one noise draw for each."""
+    """Turns clipped sums into releases, one ledger charge and one noise draw for each.
+
+    `noise` is the scale of every step, or one per step, the last of which holds beyond.
+    """
 
     def __init__(
         self,
         groups: Groups,
-        noise: NoiseScale,
-        sample_rate: float,
+        noise: NoiseScale | Sequence[NoiseScale],
         randomness: Randomness,
         ledger: Ledger,
     ) -> None:
-        self.noise, self.sample_rate = noise, sample_rate
+        self._scales = (noise,) if isinstance(noise, NoiseScale) else tuple(noise)
         self._randomness, self._ledger = randomness, ledger
         self._segments = groups.segments()
         self._buffer: Tensor | None = None
         self.steps = 0
 
-    def charge(self, gain: float = 1.0) -> None:
-        """Write the cost of one release into the ledger."""
-        self._ledger.charge(self.sample_rate, self.noise.joint / gain)
+    @property
+    def noise(self) -> NoiseScale:
+        """The noise of the next release."""
+        return self._scales[min(self.steps, len(self._scales) - 1)]
+
+    def charge(self, sample_rate: float, gain: float = 1.0) -> None:
+        """Write the cost of one release of a lot drawn with `sample_rate` into the ledger."""
+        self._ledger.charge(sample_rate, self.noise.joint / gain)
 
     def release(
-        self, clipped: ClippedSum, branch: Tensor | None = None, gain: float = 1.0
+        self,
+        clipped: ClippedSum,
+        sample_rate: float,
+        branch: Branch | None = None,
+        gain: float = 1.0,
     ) -> Release:
         """Charge the ledger, draw the noise of this step, and let the noisy sum out."""
         if not isinstance(clipped, ClippedSum):
             raise TypeError(f"only a ClippedSum can be released, not {type(clipped).__name__}")
-        self.charge(gain)
+        if branch is not None:
+            self._check_branch(branch)
+        self.charge(sample_rate, gain)
         total = clipped._values
         if self._buffer is None:
             self._buffer = torch.empty_like(total)  # a fresh one for every step costs page faults
         values = self._buffer
         for block, noise, std in self._noise(total):
-            torch.add(
-                total[block] if gain == 1 else total[block] * gain,
-                noise,
-                alpha=std,
-                out=values[block],
-            )
-        if branch is not None:
-            values.add_(branch)
+            if branch is not None:
+                query = torch.add(branch.values[block], total[block], alpha=gain, out=values[block])
+            else:
+                query = total[block] if gain == 1 else total[block] * gain
+            torch.add(query, noise, alpha=std, out=values[block])
         self.steps += 1
         return Release(values, self.steps - 1, self, _certificate=_CERTIFICATE)
+
+    def _check_branch(self, branch: Branch) -> None:
+        if not isinstance(branch, Branch):
+            raise TypeError(
+                f"a memory's branch must be a Branch, not a {type(branch).__name__}: only what was "
+                "released may be mixed into a query."
+            )
+        if branch.step != self.steps:
+            raise RuntimeError(
+                f"the branch was recalled for step {branch.step}, the release is step {self.steps}"
+            )
 
     def _noise(self, like: Tensor) -> Iterator[tuple[slice, Tensor, float]]:
         """The step's noise, a block at a time, and the standard deviation still to be applied."""

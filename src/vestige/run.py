@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from vestige.errors import PrivacyError
 from vestige.gradients import Batch, Capture
+from vestige.memory.recollection import Recollection
 from vestige.plan import PrivacyPlan
 from vestige.randomness import Randomness
 from vestige.release import ClippedSum, Door, Release
@@ -36,11 +37,14 @@ class Run:
         randomness: Randomness,
         check: bool,
         seed: int,
+        memory: Recollection | None = None,
+        memory_in_query: bool = True,
     ) -> None:
         self.plan, self.optimizer, self.capture = plan, optimizer, watch
         self.lots, self.door = lots, door
         self.repeatable = randomness.repeatable
         self.groups = watch.groups
+        self.memory, self._memory_in_query = memory, memory_in_query
         self._seed = seed
         self._just_released = True
         self._lot_open = False
@@ -56,14 +60,18 @@ class Run:
     def attach(self) -> None:
         """Hook into the model and the optimizer."""
         self.capture.attach()
-        self._hook = self.optimizer.register_step_pre_hook(self._before_step)
+        self._hooks = (
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(self._after_step),
+        )
         for parameter in self.capture.module.parameters():
             parameter.grad = None  # an old, unprotected gradient must not be applied
 
     def detach(self) -> None:
         """Take the hooks off."""
         self.capture.detach()
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def _check_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Put back if the check raises: a model that was refused stays refused.
@@ -88,6 +96,10 @@ class Run:
                 "Finish it, or call engine.abandon_lot()."
             )
         if not self._lot_open:
+            if self.memory:
+                # Done at the end of the last step, unless somebody has changed the weights since.
+                # The loop has not seen the lot yet, and the memory never does.
+                self.memory.prepare()
             self.capture.collector.clear()
             self._lot_open, self._current_lot = True, batch.lot
         if not batch.last and self._gated_from != self.lots.first_lot:
@@ -99,7 +111,9 @@ class Run:
     def abandon_lot(self) -> None:
         """Charge the open lot and forget it."""
         if self._lot_open:
-            self.door.charge(self.plan.beta)
+            self.door.charge(
+                self.plan.rate_of(self._current_lot), self.plan.beta_of(self.door.steps)
+            )
         self.capture.stop_watching()
         self.capture.collector.clear()
         self.capture.batch = None
@@ -154,13 +168,32 @@ class Run:
 
     @torch.no_grad()
     def _release(self) -> Release:
-        total = self.capture.collector.total
-        return self.door.release(ClippedSum(total, self.plan.bounds), gain=self.plan.beta)
+        clipped = ClippedSum(self.capture.collector.total, self.plan.bounds)
+        branch = self.memory.branch if self.memory and self._memory_in_query else None
+        return self.door.release(
+            clipped,
+            self.plan.rate_of(self._current_lot),
+            branch,
+            gain=self.plan.beta_of(self.door.steps),
+        )
 
     @torch.no_grad()
     def _apply(self, release: Release) -> None:
         """Hand the release, divided by the public batch size, to the optimizer."""
         torch.div(release.values, self.plan.batch_size, out=self._gradient)
+        if self.memory and not self._memory_in_query:
+            self._gradient.mul_(self.memory.share(release.step))
+            if self.memory.branch is not None:
+                self._gradient.add_(self.memory.branch.values, alpha=1 / self.plan.batch_size)
         for parameter, view in self._views:
             same = parameter.dtype == view.dtype
             parameter.grad = view if same else view.to(parameter.dtype)
+        if self.memory:
+            self.memory.remember(release)
+
+    def _after_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Runs when the optimizer has updated the weights: recall the branch of the next step."""
+        if self.memory and self._just_released:
+            self.memory.prepare()

@@ -34,6 +34,7 @@ from torch.utils.data import (
 from vestige.errors import ConfigError, PrivacyError
 from vestige.gradients.capture import Batch
 from vestige.randomness import LOTS, Randomness
+from vestige.schedule import Table, at
 
 
 def draw_lot(
@@ -61,7 +62,7 @@ class LotSampler(Sampler[list[int]]):
         self,
         randomness: Randomness,
         size: int,
-        sample_rate: float,
+        sample_rate: Table,
         lots_per_epoch: int,
         max_physical_batch_size: int | None = None,
     ) -> None:
@@ -80,7 +81,8 @@ class LotSampler(Sampler[list[int]]):
         self.batches.clear()
         self.first_lot = self.next_lot
         for number in range(self.next_lot, self.next_lot + self.lots):
-            lot = draw_lot(self._randomness, number, self.size, self.sample_rate).tolist()
+            rate = at(self.sample_rate, number)
+            lot = draw_lot(self._randomness, number, self.size, rate).tolist()
             step = self.physical or max(1, len(lot))
             for first in range(0, max(1, len(lot)), step):
                 rows = lot[first : first + step]

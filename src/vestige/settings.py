@@ -23,6 +23,7 @@ from vestige.runfolder import check_out
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "svhn")
 MODELS = ("linear", "mlp", "cnn", "resnet18")
 CLIPPINGS = ("flat", "per_layer")
+HISTORY_DTYPES = ("float32", "bfloat16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -48,6 +49,7 @@ class TrainConfig:
     steps: int | None = None
     clip: float | tuple[float, ...] = 1.0
     clipping: str | None = None
+    history_dtype: str | None = None
     lr: float = 0.5
     seed: int = 0
     noise_seed: int | None = field(default=None, repr=False)
@@ -74,6 +76,8 @@ class TrainConfig:
         _check_choice("model", self.chosen_model, MODELS)
         resolve(self.method, self.settings)
         _check_choice("clipping", self.chosen_clipping, CLIPPINGS)
+        if self.history_dtype is not None:
+            _check_choice("history_dtype", self.history_dtype, HISTORY_DTYPES)
         if not _DEVICE.fullmatch(self.device):
             raise ConfigError(
                 f"device {self.device!r} is unknown: choose auto, cpu, cuda or cuda:N."
@@ -152,6 +156,7 @@ class TrainConfig:
             "lot": self.chosen_lot,
             "clip": list(self.clip) if isinstance(self.clip, tuple) else self.clip,
             "clipping": self.chosen_clipping,
+            "history_dtype": self.history_dtype,
             "lr": self.lr,
             "seed": self.seed,
             "repeatable_noise": self.noise_seed is not None,

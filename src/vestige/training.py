@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 import vestige
 from vestige import accounting
 from vestige.errors import ConfigError
-from vestige.ledger import Event
-from vestige.methods import resolve
+from vestige.methods import query_weight, resolve
 from vestige.plan import ADJACENCY
 from vestige.runfolder import RunFolder
 from vestige.settings import TrainConfig, check_lot
@@ -100,13 +99,14 @@ def train(
     tell(Progress("accounting"))
     method = resolve(config.method, config.settings)
     rate = config.chosen_lot / records
+    beta = query_weight(method, steps)
     noise = DEFAULT_NOISE if config.noise_multiplier is None else config.noise_multiplier
     if config.epsilon is not None:
         noise = accounting.calibrate(
-            config.epsilon, config.delta, rate, steps, config.accountant, method.query_weight
+            config.epsilon, config.delta, rate, steps, config.accountant, beta
         ).noise_multiplier
     planned = accounting.epsilon(
-        [Event(rate, noise / method.query_weight, steps)], config.delta, config.accountant
+        accounting.step_events(rate, noise, beta, steps), config.delta, config.accountant
     )
     session = _Session(
         config, dataset, model, optimizer or torch.optim.SGD, device, steps, noise, planned
@@ -128,6 +128,7 @@ class _Session:
         noise: float,
         planned: float,
     ) -> None:
+        import torch
         from torch.utils.data import DataLoader, TensorDataset
 
         from vestige.engine import PrivacyEngine
@@ -150,8 +151,10 @@ class _Session:
             method=resolve(config.method, config.settings),
             max_physical_batch_size=_ROWS[config.chosen_model],
             steps=steps,
+            history_dtype=getattr(torch, config.history_dtype) if config.history_dtype else None,
         )
         self.lines: list[dict[str, Any]] = []
+        self.noted: dict[str, Any] = {}  # diagnostics of the epoch under way, by name
         self.seconds = 0.0
 
     def run(self, tell: Callable[[Progress], None]) -> dict[str, Any]:
@@ -193,6 +196,8 @@ class _Session:
                     continue  # the rest of this lot is still to come
                 folder.keep = True
                 tell(Progress("training", engine.released, self.steps, epochs))
+                if engine.released > before:
+                    self._note(engine.diagnostics())
                 if engine.released == self.steps or interrupt.pending:
                     break
             self.seconds = time.perf_counter() - started
@@ -203,7 +208,7 @@ class _Session:
     def _measure(self) -> dict[str, Any]:
         """A line of metrics.jsonl, from the weights and the held-out split."""
         loss, accuracy = self._evaluate(*self.test_data)
-        line = {
+        line: dict[str, Any] = {
             "step": self.engine.released,
             "epoch": -(-self.engine.released // self.engine.plan.lots_per_epoch),
             "epsilon": _finite(self._live_epsilon()),
@@ -211,9 +216,19 @@ class _Session:
             "test_accuracy": accuracy,
             "seconds": round(self.seconds, 3),
         }
+        if self.noted:
+            line["diagnostics"], self.noted = self.noted, {}
         if self.config.train_loss:
             line["train_loss_outside_guarantee"] = _finite(self._evaluate(*self.train_data)[0])
         return line
+
+    def _note(self, facts: Mapping[str, Any]) -> None:
+        """Add a step's numbers about the memory to the arrays of this epoch."""
+        if "groups" in facts:  # a method without memory has nothing to tell
+            self.noted.setdefault("groups", facts["groups"])
+            for name, value in facts.items():
+                if name != "groups":
+                    self.noted.setdefault(name, []).append(value)
 
     def _live_epsilon(self) -> float:
         # PLD takes about a second, RDP next to nothing. The whole run's epsilon bounds that of

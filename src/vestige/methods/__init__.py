@@ -1,4 +1,4 @@
-"""The named methods. `method="dp-sgd"` or an instance such as `methods.DPSGD()`."""
+"""The named methods. `method="fo"` or an instance such as `methods.FO(beta=0.8)`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,59 @@ from typing import Any
 
 from vestige.errors import ConfigError
 from vestige.methods.base import Method
-from vestige.methods.dp_sgd import DPSGD
+from vestige.methods.dp_sgd import DPSGD, CurrentOnly
+from vestige.methods.exponential import Exponential
+from vestige.methods.fo import FO
+from vestige.methods.post_fm import PostFM
+from vestige.methods.sma import SMA, SMAFixed, SMAShuffled
+from vestige.methods.uniform import Uniform
+from vestige.schedule import Schedule, Table, check_share, tabulate
 
-__all__ = ["DPSGD", "METHODS", "Method", "resolve"]
+__all__ = [
+    "DPSGD",
+    "FO",
+    "METHODS",
+    "SMA",
+    "CurrentOnly",
+    "Exponential",
+    "Method",
+    "PostFM",
+    "SMAFixed",
+    "SMAShuffled",
+    "Uniform",
+    "query_weight",
+    "resolve",
+    "share",
+]
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (DPSGD,)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        DPSGD,
+        FO,
+        SMA,
+        CurrentOnly,
+        Uniform,
+        Exponential,
+        PostFM,
+        SMAShuffled,
+        SMAFixed,
+    )
+}
+
+
+def query_weight(method: Method, steps: int | None) -> Table:
+    """The method's beta in the query, as a number or a table."""
+    return _beta_table(method.query_weight, steps)
+
+
+def share(method: Method, steps: int | None) -> Table:
+    """The method's beta beside its memory, in the query or after the release."""
+    return _beta_table(method.share, steps)
+
+
+def _beta_table(beta: Schedule, steps: int | None) -> Table:
+    return tabulate("beta", beta, steps, lambda value: check_share("beta", value))
 
 
 def resolve(method: str | Method, settings: Mapping[str, Any] | None = None) -> Method:

@@ -22,3 +22,10 @@ class DPSGD(Method):
     name: ClassVar[str] = "dp-sgd"
     paper: ClassVar[str] = "Abadi et al. 2016, arXiv 1607.00133"
     guarantee: ClassVar[str] = "proven: composition of Poisson-subsampled Gaussian releases"
+
+
+@dataclass(frozen=True)
+class CurrentOnly(DPSGD):
+    """DP-SGD by the name that it has in the FO paper's ablation of memories (equation 23)."""
+
+    name: ClassVar[str] = "current-only"

@@ -1,0 +1,125 @@
+"""Recall before you look: the branch of the next step, from releases and weights alone.
+
+At the end of a step the release is remembered and the branch of the next step is recalled, before
+the next lot is handed out. Nothing here takes a batch, a gradient or a loss, so what is recalled
+cannot depend on the lot that it will be mixed with.
+
+Guarantee: given the transcript, the branch is a constant; the release that it enters is charged at
+sigma/beta whatever the rule (FO-DP-SGD theorem B.1, SMA-DP-SGD theorem 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vestige.errors import ConfigError
+from vestige.groups import Groups
+from vestige.history import History
+from vestige.memory.base import Array, Memory, Recall
+from vestige.memory.spectra import WeightSpectra
+from vestige.release import Branch, Release
+from vestige.schedule import Table, at
+
+
+class Recollection:
+    """A memory rule at work: history, exponents, and the branch of the step to come."""
+
+    def __init__(
+        self,
+        rule: Memory,
+        groups: Groups,
+        like: Tensor,
+        share: Table,
+        history_dtype: torch.dtype | None = None,
+    ) -> None:
+        self._rule, self._share = rule, share
+        self._parts = groups.names if rule.groupwise else ("all",)
+        segments = groups.segments() if rule.groupwise else [slice(0, groups.size)]
+        self._history = History(segments, like, rule.window, rule.ema, history_dtype)
+        self._spectra = (
+            None if rule.refresh is None else WeightSpectra(groups, rule.estimator, rule.refresh)
+        )
+        self.branch: Branch | None = None
+        self._recalled_for = -1
+        self._recall: Recall | None = None
+        self._branch_norms: Array = np.zeros(len(self._parts))
+        self._last: tuple[int, Recall, Array, Array] | None = None  # the step that was remembered
+
+    def share(self, step: int) -> float:
+        """beta_t: the weight of the lot's own sum beside the branch."""
+        return at(self._share, step)
+
+    def prepare(self) -> None:
+        """Recall the branch of the next step, unless that was done and the weights are the same."""
+        step = self._history.count
+        due = self._spectra is not None and self._spectra.due(step)
+        if self._recalled_for == step and not (due and self._spectra_changed()):
+            return
+        if due and self._spectra is not None:
+            self._spectra.read()
+        view = self._history.view(self._spectra.exponents if self._spectra else ())
+        recall = self._rule.recall(view)
+        factor = (1 - self.share(step)) * recall.scale
+        silent = self._history.depth == 0 or not factor.any()
+        self.branch = None if silent else self._history.mix(factor[:, None] * recall.weights)
+        self._branch_norms = (1 - self.share(step)) * recall.norms(view)
+        self._recall, self._recalled_for = recall, step
+
+    def _spectra_changed(self) -> bool:
+        return self._spectra is not None and self._spectra.changed()
+
+    def remember(self, release: Release) -> None:
+        """Keep a release. The branch that went with it stays valid until the next `prepare`."""
+        assert self._recall is not None
+        self._history.append(release)
+        self._last = release.step, self._recall, self._branch_norms, self._history.release_norms()
+
+    def diagnostics(self) -> dict[str, Any]:
+        """The last step's numbers, one per part (and lag), as plain lists: all of them public."""
+        if self._last is None:
+            return {}
+        step, recall, branch, release = self._last
+        arrays = {
+            "weights": recall.weights,
+            "depth": recall.depth,
+            **recall.facts,
+            "memory_ratio": np.divide(
+                branch, release, out=np.zeros_like(release), where=release > 0
+            ),
+        }
+        return {
+            "groups": list(self._parts),
+            "step": step,
+            "beta": self.share(step),
+            **{name: self._listed(name, array) for name, array in arrays.items()},
+        }
+
+    def _listed(self, name: str, array: npt.NDArray[Any]) -> list[Any]:
+        """As lists; arrays over lags are filled up to the window, so that all steps look alike."""
+        if array.ndim == 1:
+            return list(array.tolist())
+        filling = [0.0 if name == "weights" else None] * (self._rule.window - 1 - array.shape[1])
+        return [[*row, *filling] for row in array.tolist()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history and the exponents."""
+        exponents = None if self._spectra is None else list(self._spectra.exponents)
+        return {"history": self._history.state_dict(), "exponents": exponents}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved memory; the branch is recalled when the next lot is handed out."""
+        if not isinstance(state, Mapping) or set(state) != {"history", "exponents"}:
+            raise ConfigError(
+                "the saved memory lacks its history or its exponents: it was not written by "
+                "state_dict, or was damaged."
+            )
+        self._history.load_state_dict(state["history"])
+        if self._spectra is not None:
+            self._spectra.restore(state["exponents"])
+        self.branch, self._recalled_for, self._last = None, -1, None

@@ -1,0 +1,33 @@
+"""Checks of the methods' settings: errors name the value, the rule and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vestige.errors import ConfigError
+from vestige.plan import check_count
+from vestige.schedule import Schedule, check_share, is_number
+
+__all__ = ["check_beta", "check_count", "check_non_negative", "check_positive", "check_share"]
+
+
+def check_beta(beta: Schedule) -> None:
+    """A number in (0, 1] or a schedule of them; a function is checked when it is tabulated."""
+    if callable(beta):
+        return
+    values: Sequence[Any] = beta if isinstance(beta, list | tuple) else [beta]
+    for value in values:
+        check_share("beta", value)
+
+
+def check_positive(name: str, value: Any) -> None:
+    """A finite number above 0."""
+    if not is_number(value) or value <= 0:
+        raise ConfigError(f"{name}={value!r} must be a finite number above 0.")
+
+
+def check_non_negative(name: str, value: Any) -> None:
+    """A finite number of at least 0."""
+    if not is_number(value) or value < 0:
+        raise ConfigError(f"{name}={value!r} must be a finite number of at least 0.")
