@@ -13,6 +13,7 @@ xi_max = norm_cap, I_rho = interval.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -52,7 +53,7 @@ class SpectralMemory(Memory):
             tempering = np.full(view.parts, self.fixed)
         weights = power_law(view.lags, self.alpha, tempering[:, None])
         gate, scale = self._gate(weights, view)
-        warmup = -np.expm1(-view.step / self.warmup)
+        warmup = 1 - math.exp(-view.step / self.warmup)
         facts = {
             "rho": np.array(rho, dtype=object),
             "deviation": deviation,
