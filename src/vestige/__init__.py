@@ -15,10 +15,11 @@ __all__ = [
     "VestigeError",
     "fix",
     "methods",
+    "spectrum",
 ]
 
 if TYPE_CHECKING:
-    from vestige import methods
+    from vestige import methods, spectrum
     from vestige.engine import PrivacyEngine
     from vestige.errors import ConfigError, PrivacyError, UnsupportedModel, VestigeError
     from vestige.plan import PrivacyPlan
@@ -37,8 +38,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use: `vestige budget` needs no torch, and torch takes seconds to import."""
-    if name == "methods":
-        return importlib.import_module("vestige.methods")
+    if name in ("methods", "spectrum"):
+        return importlib.import_module(f"vestige.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'vestige' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

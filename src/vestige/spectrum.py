@@ -58,7 +58,7 @@ _SMALLEST = 1e-290
 # A Gram matrix in float64 is off by a few 1e-16 of its largest eigenvalue. Results that rest on
 # smaller eigenvalues than this share of it are computed again, from singular values.
 _RESOLVED = 1e-5
-_BLURRED = 1e-13
+_BLURRED = 1e-13  # of the largest: likewise where an eigenvalue lies this close to the cut
 # Up to this size numpy works on one thread, which other programs cannot hold up: threads that wait
 # for each other on a busy machine take a hundred times as long.
 _SINGLE_THREAD = 64
@@ -126,7 +126,7 @@ def tempering(
     return -math.expm1(-rate * max(0.0, low - exponent, exponent - high))
 
 
-def check(estimator: str, tail: float) -> None:
+def check(estimator: str, tail: float = 0.5) -> None:
     """Refuse an estimator that does not exist and a tail outside (0, 1]."""
     if estimator not in ESTIMATORS:
         raise ConfigError(
@@ -241,9 +241,10 @@ def _small_spectrum(stack: Array) -> Array:
     """
     import numpy as np
 
-    grams = stack @ stack.transpose(0, 2, 1)
-    if not math.isfinite(grams.sum()):
-        return grams[:0].ravel()
+    with np.errstate(invalid="ignore", over="ignore"):
+        grams = stack @ stack.transpose(0, 2, 1)
+        if not math.isfinite(grams.sum()):
+            return grams[:0].ravel()
     return np.asarray(np.linalg.eigvalsh(grams), dtype=np.float64).ravel()
 
 

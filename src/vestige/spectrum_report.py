@@ -33,6 +33,7 @@ IMAGE_SHAPE, CLASSES = (3, 32, 32), 10
 
 # A line below the head and nothing else: nine columns must fit into eighty characters.
 _RULED = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
+_RANGE = f"[{INTERVAL[0]:g}, {INTERVAL[1]:g}]"
 _WEIGHTS = "model.pt"  # in a run folder
 _FORMATS = (".png", ".pdf", ".svg")
 # Where training scripts keep the state_dict in a checkpoint that holds more than that.
@@ -190,7 +191,6 @@ def examine(request: Request) -> Report:
 
 def table(report: Report) -> Table:
     """The report for a terminal."""
-    low, high = INTERVAL
     shown = Table(box=_RULED, padding=0, show_edge=False, title=report.title, title_justify="left")
     shown.add_column("layer", overflow="fold", min_width=10)
     for name in (
@@ -200,7 +200,7 @@ def table(report: Report) -> Table:
         "xmin",
         "KS",
         "exponent",
-        f"[{low:g}, {high:g}]",
+        _RANGE,
         "tempering",
     ):
         shown.add_column(name.replace("[", r"\["), justify="right", no_wrap=True)
@@ -234,12 +234,13 @@ def draw(report: Report, path: Path) -> None:
         _panel(axes, layer)
     for axes in panels[count:]:
         axes.set_axis_off()
-    figure.suptitle(report.title, fontsize=11)
-    figure.supxlabel("eigenvalue x: first of the tail, and largest", fontsize=8)
+    title = report.title if len(report.title) <= 80 else f"...{report.title[-77:]}"
+    figure.suptitle(f"{title}\ngreen: inside {_RANGE}", fontsize=9)
+    figure.supxlabel("eigenvalue x", fontsize=8, x=0.02, ha="left")
     figure.supylabel("share of eigenvalues from x on", fontsize=8)
     legends = [axes.get_legend_handles_labels() for axes in panels]
     handles, labels = max(legends, key=lambda legend: len(legend[0]))
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    figure.legend(handles, labels, loc="outside lower right", ncols=3, frameon=False, fontsize=8)
     image = io.BytesIO()
     figure.savefig(image, format=path.suffix[1:].lower(), dpi=130)
     partial = path.with_name(f".{path.name}.partial")
@@ -282,7 +283,7 @@ def _panel(axes: Axes, layer: Layer) -> None:
     left = max(values[0], fit.xmin * (fit.xmin / values[-1]))
     margin = (values[-1] / left) ** 0.06
     axes.set_xlim(left / margin, values[-1] * margin)
-    axes.set_ylim(0.6 / n, 1.5)
+    axes.set_ylim(max(0.2 / n, min(0.6 / n, 0.9 * law[-1])), 1.5)
     axes.set_xticks([fit.xmin, values[-1]], [f"{x:.2g}" for x in (fit.xmin, values[-1])])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -22,13 +22,12 @@ from vestige.errors import ConfigError
 from vestige.methods.checks import check_count, check_positive, check_share
 from vestige.methods.remembering import RememberingMethod
 from vestige.schedule import Schedule, is_number
+from vestige.spectrum import check as check_estimator
 
 if TYPE_CHECKING:
     from vestige.memory.base import Memory
 
 SMA_PAPER = "SMA-DP-SGD 2026, arXiv 2605.20450"
-# The names of vestige.spectrum.ESTIMATORS, which needs torch; a test keeps them equal.
-ESTIMATORS = ("hill", "clauset", "weightwatcher")
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,7 @@ class SMA(RememberingMethod):
             check_positive("warmup", self.warmup)
         check_positive("norm_cap", self.norm_cap)
         check_positive("eps", self.eps)
-        if self.estimator not in ESTIMATORS:
-            raise ConfigError(
-                f"estimator={self.estimator!r} is unknown: choose one of {', '.join(ESTIMATORS)}."
-            )
+        check_estimator(self.estimator)
         check_count("refresh", self.refresh)
 
     def _check_interval(self) -> None:
