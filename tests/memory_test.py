@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from vestige import ConfigError, PrivacyEngine, methods, spectrum
+from vestige import ConfigError, PrivacyEngine, PrivacyError, methods, spectrum
 from vestige.accounting import epsilon
 from vestige.groups import partition
 from vestige.history import History
@@ -170,7 +172,7 @@ def test_what_is_no_release_is_a_type_error(impostor):
     }[impostor]
     rule = FO()._rule(4)
     memory = Recollection(rule, groups, groups.buffer(), 0.9)
-    memory.prepare()
+    memory.prepare(0)
     with pytest.raises(TypeError, match="releases only"):
         memory.remember(raw)
     with pytest.raises(TypeError, match="releases only"):
@@ -204,8 +206,8 @@ def test_silent_releases_give_no_nan():
     for method in (FO(), SMA(), Uniform(), Exponential()):
         memory = Recollection(method._rule(4), groups, groups.buffer(), 0.9)
         for _ in range(5):
-            memory.prepare()
             door.steps = memory._history.count
+            memory.prepare(door.steps)
             release = door.release(ClippedSum(groups.buffer(), (1.0,)), 1.0)
             memory.remember(release)
             flat = [v for v in memory.diagnostics().values() if isinstance(v, list)]
@@ -266,10 +268,56 @@ def test_a_history_of_another_shape_is_refused():
     same, *_ = private(FO(window=4))
     with pytest.raises(ConfigError, match="ring does not fit"):
         same.load_state_dict(damaged)
-    for broken in (None, {}, {"history": {}}):
+    memory = state["memory"]
+    history = memory["history"]
+    for broken in (
+        None,
+        {},
+        {"history": {}},
+        {**memory, "history": None},
+        {**memory, "history": {**history, "ring": history["ring"].tolist()}},
+        {**memory, "history": {**history, "ring": history["ring"] * math.nan}},
+        {**memory, "history": {**history, "ring": history["ring"].bfloat16()}},
+        {**memory, "history": {**history, "count": 2}},
+        {**memory, "history": {**history, "count": -1}},
+        {**memory, "history": {**history, "kept": 99}},
+        {**memory, "history": {k: v for k, v in history.items() if k != "gram"}},
+    ):
         with pytest.raises(ConfigError, match="damaged"):
             same.load_state_dict(state | {"memory": broken})
-    assert same.ledger.steps == 0
+    for change in ({"released": -1}, {"released": "x"}, {"next_lot": None}, {"plan": None}):
+        with pytest.raises(ConfigError, match="damaged"):
+            same.load_state_dict(state | change)
+    with pytest.raises(ConfigError, match="version"):
+        same.load_state_dict([])
+    assert same.ledger.steps == same.released == 0
+    same.load_state_dict(state)
+    assert same.released == 3
+
+
+def test_exponents_are_checked_when_a_state_is_loaded():
+    engine, *rest = private(SMA())
+    run(engine, *rest, 3)
+    state = engine.state_dict()
+    for broken in (None, [1.0], [1.0, 2.0, 3.0, "x"]):
+        other, *_ = private(SMA())
+        with pytest.raises(ConfigError, match="exponent for each of 4 groups"):
+            other.load_state_dict(state | {"memory": state["memory"] | {"exponents": broken}})
+
+
+def test_a_state_is_refused_where_it_would_overwrite_a_run_and_changes_nothing():
+    engine, model, optimizer, loader = private(FO(window=4))
+    run(engine, model, optimizer, loader, 2)
+    early = copy.deepcopy(engine.state_dict())
+    run(engine, model, optimizer, loader, 3)
+    with pytest.raises(PrivacyError, match="would forget them"):
+        engine.load_state_dict(early)
+    run(engine, model, optimizer, loader, 1)
+    assert engine.released == engine._run.memory._history.count == 6
+    fresh, model, optimizer, loader = private(FO(window=4))
+    next(iter(loader))
+    with pytest.raises(PrivacyError, match="in the middle of a lot"):
+        fresh.load_state_dict(early)
 
 
 def test_the_branch_exists_before_the_lot_is_drawn(monkeypatch):
@@ -357,6 +405,52 @@ def test_a_step_that_fails_after_its_release_is_remembered_all_the_same():
     assert engine.ledger.steps == 5
 
 
+@pytest.mark.parametrize("name", ["fo", "sma", "post-fm"])
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_an_interrupt_before_the_release_is_remembered_starts_the_memory_afresh(
+    name, steps_before, monkeypatch
+):
+    engine, model, optimizer, loader = private(methods.resolve(name, {"window": 3}))
+    run(engine, model, optimizer, loader, steps_before)
+
+    def interrupted(self, release):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(History, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(engine, model, optimizer, loader, 1)
+    assert engine.released == engine.ledger.steps == steps_before + 1
+    told = []
+    with pytest.warns(UserWarning, match="starts afresh"):
+        run(engine, model, optimizer, loader, 4, lambda: told.append(engine.diagnostics()))
+    assert [facts["step"] for facts in told] == list(range(steps_before + 1, steps_before + 5))
+    assert [sum(w > 0 for w in facts["weights"][0]) for facts in told] == [0, 1, 2, 2]
+    assert torch.isfinite(weights(model)).all()
+    assert engine.state_dict()["memory"]["history"]["count"] == engine.released
+
+
+def test_releases_too_large_for_their_squares_leave_no_nan():
+    engine, model, optimizer, loader = private(FO(window=3), max_grad_norm=1e22)
+    with pytest.warns(UserWarning, match="exceed their precision"):
+        run(engine, model, optimizer, loader, 3)
+    assert torch.isfinite(weights(model)).all()
+    assert "nan" not in str(engine.diagnostics())
+
+
+def test_an_abandoned_lot_is_not_handed_out_any_further():
+    engine, model, optimizer, loader = private(FO(window=3), max_physical_batch_size=2)
+    lots = []
+    for x, y in loader:
+        lots.append(engine._run._current_lot)
+        if len(lots) == 1:
+            engine.abandon_lot()
+            continue
+        step(model, optimizer, x, y)
+    assert lots[0] == 0 and lots.count(0) == 1
+    assert engine.ledger.steps == 4 and engine.released == 3
+
+
 def test_an_abandoned_lot_leaves_the_memory_as_it_was():
     engine, model, optimizer, loader = private(FO(window=3))
     run(engine, model, optimizer, loader, 3)
@@ -378,6 +472,33 @@ def test_physical_batches_recall_once_per_lot():
     engine, model, optimizer, loader = private(SMA(window=3))
     run(engine, model, optimizer, loader, 8)
     assert torch.allclose(small, weights(model), atol=1e-5)
+
+
+def test_an_empty_group_takes_part():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.nothing = nn.Parameter(torch.zeros(0))
+            self.inner = net()
+
+        def forward(self, x):
+            return self.inner(x)
+
+    engine, *rest = private(SMA(window=3), model=Odd())
+    run(engine, *rest, 4)
+    assert engine.diagnostics()["memory_ratio"][0] == 0.0
+
+
+def test_inner_products_keep_their_digits_in_large_models():
+    stream, groups = releases(3, size=3_000_001, dtype=torch.float32)
+    history = History(groups.segments(), groups.buffer(), 4, 0.3)
+    past = []
+    for release in stream:
+        history.append(release)
+        past.insert(0, release.values.double())
+    rows = torch.stack(past)
+    exact = (rows @ rows.T).numpy()
+    assert np.allclose(np.diagonal(history.view().gram[0]), np.diagonal(exact), rtol=1e-5)
 
 
 # -- diagnostics ----------------------------------------------------------------------------
@@ -548,6 +669,67 @@ def test_noise_and_lots_follow_their_schedules(monkeypatch):
     assert norms[0] == norms[3] == 0 and norms[1] > 0 and norms[2] > 20
 
 
+def test_a_schedule_is_asked_once_for_every_step():
+    """One that answers differently the second time could exceed the target it was solved for."""
+    asked, drawn = [], []
+
+    def beta(t):
+        asked.append(t)
+        return 0.5 if len(asked) <= 20 else 1.0
+
+    def rate(t):
+        drawn.append(t)
+        return 0.2 if len(drawn) <= 20 else 0.4
+
+    model, engine = net(), PrivacyEngine("rdp", noise_seed=1)
+    model, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(records(), batch_size=LOT),
+        target_epsilon=2.0,
+        target_delta=1e-5,
+        steps=20,
+        sample_rate=rate,
+        max_grad_norm=1.0,
+        method=FO(beta=beta),
+    )
+    told = []
+    run(engine, model, optimizer, loader, 20, lambda: told.append(engine.diagnostics()["beta"]))
+    assert asked == drawn == list(range(20))
+    assert set(told) == {0.5} and engine.plan.beta == 0.5
+    assert 1.99 < engine.get_epsilon(1e-5) <= 2.0
+
+
+def test_post_fm_with_a_window_of_one_moves_by_beta_times_the_release():
+    seen = {}
+    for window in (1, 2):
+        engine, model, optimizer, loader = private(PostFM(0.5, window=window))
+        run(engine, model, optimizer, loader, 1)
+        seen[window] = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert torch.equal(seen[1], seen[2])
+
+
+def test_settings_of_numpy_and_torch_become_plain_numbers():
+    engine, *rest = private(
+        SMA(
+            beta=np.float32(0.5),
+            window=np.int64(3),
+            interval=np.array([2, 6]),
+            ema=torch.tensor(0.25),
+        ),
+        group_noise_multipliers=np.array([1.0, 2.0, 3.0, 4.0]),
+        sample_rate=np.float64(0.25),
+    )
+    run(engine, *rest, 2)
+    buffer = io.BytesIO()
+    torch.save(engine.state_dict(), buffer)
+    buffer.seek(0)
+    state = torch.load(buffer, weights_only=True)
+    assert state["plan"]["settings"]["interval"] == [2.0, 6.0]
+    assert json.loads(json.dumps(engine.plan.as_dict())) == engine.plan.as_dict()
+    assert FO(beta=np.array([0.9, 0.8])).beta == (0.9, 0.8)
+
+
 def test_a_constant_schedule_is_the_constant():
     first = private(FO(beta=0.8), noise_multiplier=1.3)
     run(*first, 6)
@@ -593,6 +775,11 @@ def test_calibration_under_a_beta_schedule_reaches_its_target():
         ("sma", {"group_noise_multipliers": lambda t: [1.0], "steps": 2}, "1 values for 4 groups"),
         ("fo", {"history_dtype": torch.float16}, "history_dtype=torch.float16"),
         ("fo", {"history_dtype": torch.int8}, "history_dtype=torch.int8"),
+        ("fo", {"noise_multiplier": torch.tensor([1.0, math.nan])}, "positive finite"),
+        ("fo", {"noise_multiplier": 10**400}, "positive finite"),
+        ("sma", {"group_noise_multipliers": 1.0}, "must be a sequence with one number"),
+        ("sma", {"group_noise_multipliers": dict.fromkeys(range(4), 1.0)}, "must be a sequence"),
+        ("sma", {"group_noise_multipliers": (s for s in "abcd")}, "must be a sequence"),
     ],
 )
 def test_bad_schedules_are_refused(method, options, message):
@@ -609,6 +796,12 @@ def test_bad_schedules_are_refused(method, options, message):
         (lambda: FO(beta=True), "beta=True"),
         (lambda: FO(beta=math.nan), "beta=nan"),
         (lambda: FO(beta=(0.9, 2)), "beta=2"),
+        (lambda: FO(beta=[]), "beta is empty"),
+        (lambda: FO(beta=np.array([0.9, 1.1])), "beta=1.1"),
+        (lambda: FO(beta=10**400), "beta=1000"),
+        (lambda: FO(beta=np.True_), "beta=True"),
+        (lambda: FO(window=1025), "window=1025 is too long"),
+        (lambda: FO(alpha=Fraction(1, 2)), "alpha="),
         (lambda: FO(alpha=0), "alpha=0"),
         (lambda: FO(alpha=1.5), "alpha=1.5"),
         (lambda: FO(window=0), "window=0 must be a whole number of at least 1"),

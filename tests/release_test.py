@@ -300,6 +300,26 @@ def test_a_branch_must_come_from_a_history_and_belong_to_the_step(groups):
     assert door.steps == 0
 
 
+@pytest.mark.parametrize("with_branch", [True, False])
+def test_an_interrupt_inside_the_door_leaves_no_sum_without_noise(groups, with_branch, monkeypatch):
+    """Whatever the buffer holds when the sum is about to be added, it is not the query."""
+    door = door_of(groups, NoiseScale.shared(1.0, (1.0,)))
+    clipped = ClippedSum(torch.full((40,), 100.0), (1.0,))
+    before = door.release(clipped, 0.1)
+    branch = branch_of(groups, torch.zeros(40), 1) if with_branch else None
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    noise = torch.randn(40)
+    with monkeypatch.context() as patch:
+        patch.setattr(Randomness, "normal_blocks", lambda *_: iter([(slice(0, 40), noise)]))
+        patch.setattr(torch.Tensor, "add_", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            door.release(clipped, 0.1, branch, gain=0.5)
+    assert before.values.abs().max() < 20  # noise alone: neither the old sum nor the new
+
+
 def test_noise_may_change_from_step_to_step_and_is_charged_as_drawn(groups):
     ledger = Ledger()
     scales = [NoiseScale.shared(sigma, (2.0,)) for sigma in (1.0, 3.0)]

@@ -39,6 +39,7 @@ RESULT: dict[str, type | tuple[type, ...]] = {
     "accountant": str,
     "guarantee": str,
     "adjacency": str,
+    "beta": float,
     "noise_multiplier": float,
     "sample_rate": float,
     "lot": int,

@@ -441,7 +441,11 @@ def _print_result(result: dict[str, Any]) -> None:
     else:
         pair = f"(epsilon {_shown(result['epsilon'])}, delta {result['delta']:g})"
         table.add_row("privacy", f"{pair}  {result['adjacency']}, {result['accountant']}")
-    table.add_row("noise", f"multiplier {result['noise_multiplier']:.4g}, {result['steps']} steps")
+    noise = f"multiplier {result['noise_multiplier']:.4g}"
+    if isinstance(result["beta"], float) and result["beta"] < 1:
+        accounted = result["noise_multiplier"] / result["beta"]
+        noise += f", accounted at {accounted:.4g} (beta {result['beta']:g})"
+    table.add_row("noise", f"{noise}, {result['steps']} steps")
     table.add_row("time", f"{result['seconds']:.1f} s")
     for caveat in result["caveats"]:
         table.add_row("note", caveat)

@@ -240,18 +240,21 @@ def _coarsened(events: tuple[Event, ...]) -> tuple[Event, ...]:
     """At most about _MAX_DISTINCT_EVENTS distinct events that cost no less than `events`.
 
     A schedule may give every step its own noise, and each distinct event costs a tenth of a
-    second. Less noise and a larger rate can only reveal more, so noise is rounded down and, where
-    rates vary too, rates up, onto powers of a ratio that is as close to 1 as the limit allows.
-    The powers do not depend on the events: later calls of a growing ledger meet the same ones.
+    second. Less noise and a larger rate can only reveal more, so noise is rounded down and rates
+    up, each where it takes many values, onto powers of a ratio that is as close to 1 as the limit
+    allows. The powers do not depend on the events: later calls of a growing ledger meet the same.
     """
     log_ratio = math.log(1.005)
     many_rates = len({event.sample_rate for event in events}) > 8
+    many_noises = len({event.noise_multiplier for event in events}) > 8 or not many_rates
     coarse = events
     while len(coarse) > _MAX_DISTINCT_EVENTS:
         coarse = merge(
             Event(
                 _power_above(event.sample_rate, log_ratio) if many_rates else event.sample_rate,
-                _power_below(event.noise_multiplier, log_ratio),
+                _power_below(event.noise_multiplier, log_ratio)
+                if many_noises
+                else event.noise_multiplier,
                 event.count,
             )
             for event in events

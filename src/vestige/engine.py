@@ -128,7 +128,7 @@ class PrivacyEngine:
                 f"history_dtype={history_dtype} is not one that releases can be kept in: use "
                 "torch.bfloat16 for half the memory, or leave it out."
             )
-        chosen = resolve(method)
+        chosen = resolve(method).tabulated(steps)
         form = chosen.clipping if clipping is None else clipping
         groups = partition(module, form)
         clip = Clip.over(max_grad_norm, groups.names)
@@ -150,6 +150,7 @@ class PrivacyEngine:
             noise_stds=noise[0].stds if len(noise) == 1 else tuple(s.stds for s in noise),
             beta=query_weight(chosen, steps),
             settings=chosen.settings(),
+            history_dtype=None if history_dtype is None else str(history_dtype),
             steps=steps,
             max_physical_batch_size=max_physical_batch_size,
             loss_reduction=loss_reduction,
@@ -181,7 +182,7 @@ class PrivacyEngine:
             self_check,
             (self._seed if seed is None else seed) or 0,
             memory,
-            memory_in_query=not chosen.filters_releases,
+            filter_share=share(chosen, steps) if chosen.filters_releases else None,
         )
         run.attach()
         self._run = run
@@ -223,13 +224,16 @@ class PrivacyEngine:
         sampling_rate(size, batch_size)  # refuses bad sizes before they are divided
         if steps is None:
             steps = check_count("epochs", epochs) * lots_per_epoch(size, batch_size)
+        # A schedule is evaluated once: what is calibrated is what runs.
+        rate = sampling_rate(size, batch_size, sample_rate, check_count("steps", steps))
+        chosen = resolve(method).tabulated(steps)
         found = accounting.calibrate(
             target_epsilon,
             target_delta,
-            sampling_rate(size, batch_size, sample_rate, check_count("steps", steps)),
+            rate,
             steps,
             self.accountant,
-            query_weight(resolve(method), steps),
+            query_weight(chosen, steps),
         )
         return self.make_private(
             module=module,
@@ -237,9 +241,9 @@ class PrivacyEngine:
             data_loader=data_loader,
             noise_multiplier=found.noise_multiplier,
             max_grad_norm=max_grad_norm,
-            method=method,
+            method=chosen,
             dataset_size=dataset_size,
-            sample_rate=sample_rate,
+            sample_rate=rate,
             steps=steps,
             **options,
         )
@@ -353,32 +357,49 @@ class PrivacyEngine:
         key of its own (in test mode, the noise_seed's: lots and noise continue where they were).
         """
         run = self._attached()
-        if state.get("version") != _VERSION:
-            raise ConfigError(
-                f"engine state has version {state.get('version')!r}; this Vestige reads {_VERSION}."
-            )
-        missing = _STATE - set(state)
-        if missing:
-            raise ConfigError(
-                f"the engine state lacks {', '.join(sorted(missing))}: it was not written by "
-                "state_dict, or was damaged."
-            )
-        ours, theirs = run.plan.as_dict(), dict(state["plan"])
-        different = [k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k)]
-        if different:
-            details = "; ".join(f"{k}: {theirs.get(k)} -> {ours.get(k)}" for k in sorted(different))
-            raise PrivacyError(
-                f"the saved run was made with other settings ({details}): call make_private with "
-                "the same ones, or start a new run."
-            )
-        released, next_lot = int(state["released"]), int(state["next_lot"])
+        _check_state(state, run)
+        if run.memory:
+            run.memory.check_state(state["memory"], state["released"])
+        self._ledger.load_state_dict(state["ledger"])  # refuses before it changes anything
         if run.memory:
             run.memory.load_state_dict(state["memory"])
-        self._ledger.load_state_dict(state["ledger"])
-        run.door.steps, run.lots.next_lot = released, next_lot
+        run.door.steps, run.lots.next_lot = state["released"], state["next_lot"]
         run.repeatable = run.repeatable or bool(state["repeatable_noise"])
 
     def _attached(self) -> Run:
         if self._run is None:
             raise ConfigError("call make_private or make_private_with_epsilon first.")
         return self._run
+
+
+def _check_state(state: Mapping[str, Any], run: Run) -> None:
+    """Refuse a saved state that this run cannot continue from."""
+    if run.in_lot:
+        raise PrivacyError(
+            "a state was loaded in the middle of a lot: finish the lot or call "
+            "engine.abandon_lot() first."
+        )
+    if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+        version = state.get("version") if isinstance(state, Mapping) else None
+        raise ConfigError(f"engine state has version {version!r}; this Vestige reads {_VERSION}.")
+    missing = _STATE - set(state)
+    if missing:
+        raise ConfigError(
+            f"the engine state lacks {', '.join(sorted(missing))}: it was not written by "
+            "state_dict, or was damaged."
+        )
+    for name in ("released", "next_lot"):
+        if type(state[name]) is not int or state[name] < 0:
+            raise ConfigError(
+                f"the engine state has {name}={state[name]!r}, which is no count: it was damaged."
+            )
+    if not isinstance(state["plan"], Mapping):
+        raise ConfigError("the engine state's plan is no mapping: it was damaged.")
+    ours, theirs = run.plan.as_dict(), dict(state["plan"])
+    different = [k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k)]
+    if different:
+        details = "; ".join(f"{k}: {theirs.get(k)} -> {ours.get(k)}" for k in sorted(different))
+        raise PrivacyError(
+            f"the saved run was made with other settings ({details}): call make_private with "
+            "the same ones, or start a new run."
+        )

@@ -3,15 +3,17 @@
     trend mu_0 = s~_0,   mu_t = ema * s~_t + (1 - ema) * mu_(t-1)
 
 Every norm, cosine and distance that a memory rule asks for is read off the Gram matrix of the ring,
-which costs one pass over it for each release. The ring is (window - 1) x P numbers and nothing else
-grows with the window. What nearly cancels (a distance or a mixture of norm below about 3e-4 of the
-releases in float32, 1e-8 in float64) is known to that precision only.
+which costs one pass over it for each release. The ring is (window - 1) x P numbers; apart from the
+Gram matrix, window^2 numbers in each part, nothing else grows with the window. What nearly cancels
+(a distance or a mixture of norm below about 3e-4 of the releases in float32, 1e-8 in float64) is
+known to that precision only.
 
 Guarantee: only a `Release` is accepted, so all of this is post-processing of what is public.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,8 +26,10 @@ from vestige.errors import ConfigError
 from vestige.memory.base import View
 from vestige.release import _CERTIFICATE, Branch, Release
 
-# Columns that are widened at a time where the ring has a narrower type than the releases.
-_COLUMNS = 2**17
+# Columns at a time: float32 sums over more of them would lose digits, and a ring of a narrower type
+# is widened that much at a time.
+_COLUMNS = 2**18
+_TILE = 4096
 
 
 class History:
@@ -53,7 +57,8 @@ class History:
             self._rows[:-1] if self._wide else like.new_zeros(rows, like.numel(), dtype=dtype)
         )
         self._mixed = torch.zeros_like(like)
-        self.count = 0
+        self.count = 0  # the step of the release that is expected next
+        self._kept = 0  # releases since the start, or since `restart`
         # Inner products by lag, newest first. So small that numpy on the CPU is the place for them.
         self._gram = np.zeros((parts, rows, rows))
         self._trend_dots = np.zeros((parts, rows))
@@ -62,7 +67,7 @@ class History:
     @property
     def depth(self) -> int:
         """The number of releases that can be recalled: min(window - 1, releases so far)."""
-        return min(self.count, len(self._ring))
+        return min(self._kept, len(self._ring))
 
     @torch.no_grad()
     def append(self, release: Release) -> None:
@@ -72,12 +77,18 @@ class History:
                 f"a history keeps releases only, not a {type(release).__name__}: what has no noise "
                 "must never be remembered."
             )
-        stored = self._ring[self.count % len(self._ring)].copy_(release.values)
+        if release.step != self.count:
+            raise RuntimeError(f"release {release.step} came where {self.count} was expected")
+        stored = self._ring[self._kept % len(self._ring)].copy_(release.values)
         new = stored if self._wide else stored.to(self._trend.dtype)
-        ema = self._ema if self.count else 1.0
         products = self._products(new)
-        self._trend.lerp_(new, ema)
-        self.count += 1
+        if not np.isfinite(products).all():
+            self.restart(self.count + 1, "the squares of the releases exceed their precision")
+            return
+        first = self._kept == 0
+        ema = 1.0 if first else self._ema
+        self._trend.copy_(new) if first else self._trend.lerp_(new, ema)
+        self._kept += 1
         along, with_trend = products[:, self._order()], products[:, -1]
         self._gram[:, 1:, 1:] = self._gram[:, :-1, :-1]
         self._gram[:, 0, :] = self._gram[:, :, 0] = along
@@ -90,6 +101,14 @@ class History:
             + 2 * ema * (1 - ema) * with_trend
             + (1 - ema) ** 2 * self._trend_square
         )
+        self.count += 1
+
+    def restart(self, step: int, why: str) -> None:
+        """Forget everything before `step`. Nothing private decides it, so nothing is revealed."""
+        warnings.warn(f"the memory starts afresh at step {step}: {why}.", UserWarning, stacklevel=2)
+        self.count, self._kept = step, 0
+        for array in (self._gram, self._trend_dots, self._trend_square):
+            array[:] = 0
 
     def view(self, exponents: Sequence[float | None] = ()) -> View:
         """What a memory rule sees: inner products by lag, newest release first."""
@@ -118,21 +137,20 @@ class History:
         factors = torch.from_numpy(by_row).to(self._mixed)
         for part, columns in self._blocks():
             ring = self._ring[:, columns].to(self._mixed.dtype)
-            torch.mv(ring.t(), factors[part], out=self._mixed[columns])
+            _weighted_sum(factors[part], ring, self._mixed[columns])
         return Branch(self._mixed, self.count, _certificate=_CERTIFICATE)
 
     def _order(self) -> list[int]:
         """The rows of lags 1, 2, ..., window - 1."""
         rows = len(self._ring)
-        return [(self.count - lag) % rows for lag in range(1, rows + 1)]
+        return [(self._kept - lag) % rows for lag in range(1, rows + 1)]
 
     def _products(self, new: Tensor) -> npt.NDArray[np.float64]:
         """Inner products of `new` with each row of the ring and, last, the trend, part by part."""
-        found: list[list[Tensor]] = [[] for _ in self._segments]
+        found = [new.new_zeros(len(self._ring) + 1, dtype=torch.float64) for _ in self._segments]
         for part, columns in self._blocks():
-            found[part].append(self._dots(columns, new[columns]))
-        sums = [b[0] if len(b) == 1 else torch.stack(b).sum(0, dtype=torch.float64) for b in found]
-        products: npt.NDArray[np.float64] = torch.stack(sums).double().cpu().numpy()
+            found[part] += self._dots(columns, new[columns])
+        products: npt.NDArray[np.float64] = torch.stack(found).cpu().numpy()
         return products
 
     def _dots(self, columns: slice, new: Tensor) -> Tensor:
@@ -142,16 +160,16 @@ class History:
         return torch.cat([along, torch.dot(self._trend[columns], new)[None]])
 
     def _blocks(self) -> Iterator[tuple[int, slice]]:
-        """Each part's columns, in pieces where they have to be widened."""
+        """Each part's columns, in pieces."""
         for part, segment in enumerate(self._segments):
-            size = segment.stop - segment.start if self._wide else _COLUMNS
-            for start in range(segment.start, segment.stop, size):
-                yield part, slice(start, min(start + size, segment.stop))
+            for start in range(segment.start, segment.stop, _COLUMNS):
+                yield part, slice(start, min(start + _COLUMNS, segment.stop))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as tensors and numbers. All of it is public."""
         return {
             "count": self.count,
+            "kept": self._kept,
             "ring": self._ring.clone(),
             "trend": self._trend.clone(),
             "gram": torch.from_numpy(self._gram.copy()),
@@ -159,19 +177,53 @@ class History:
             "trend_square": torch.from_numpy(self._trend_square.copy()),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved history of the same shape."""
-        ours = self.state_dict()
-        for name, value in ours.items():
+    def check_state(self, state: Any, step: int) -> None:
+        """Refuse a saved history that does not fit this one or does not end before `step`."""
+        if not isinstance(state, Mapping):
+            raise _misfit("history", "is missing")
+        for name, ours in self.state_dict().items():
             saved = state.get(name)
-            if name != "count" and (saved is None or saved.shape != value.shape):
-                raise ConfigError(
-                    f"the saved history's {name} does not fit: it was written by a run with "
-                    "another model, window or clipping, or was damaged."
-                )
-        self.count = int(state["count"])
+            if isinstance(ours, int):
+                if type(saved) is not int or saved < 0:
+                    raise _misfit(name, "is no count")
+            elif (
+                not isinstance(saved, Tensor)
+                or (saved.shape, saved.dtype) != (ours.shape, ours.dtype)
+                or not torch.isfinite(saved).all()
+            ):
+                raise _misfit(name, "does not fit")
+        if state["count"] != step or state["kept"] > step:
+            raise _misfit("count", f"is not that of the {step} releases")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved history that `check_state` has let through."""
+        self.count, self._kept = state["count"], state["kept"]
         self._ring.copy_(state["ring"])
         self._trend.copy_(state["trend"])
         self._gram = state["gram"].cpu().numpy().copy()
         self._trend_dots = state["trend_dots"].cpu().numpy().copy()
         self._trend_square = state["trend_square"].cpu().numpy().copy()
+
+
+def _weighted_sum(factors: Tensor, rows: Tensor, out: Tensor) -> None:
+    """out = sum_k factors[k] * rows[k]."""
+    tiles = rows.shape[1] // _TILE
+    if tiles < 2:
+        torch.mv(rows.t(), factors, out=out)
+        return
+    # One product for each tile lets torch share the work between threads, which mv never does.
+    tiled = tiles * _TILE
+    torch.bmm(
+        factors.expand(tiles, 1, -1),
+        rows[:, :tiled].unflatten(1, (tiles, _TILE)).transpose(0, 1),
+        out=out[:tiled].view(tiles, 1, _TILE),
+    )
+    if tiled < rows.shape[1]:
+        torch.mv(rows[:, tiled:].t(), factors, out=out[tiled:])
+
+
+def _misfit(name: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"the saved history's {name} {what}: it was written by a run with another model, window "
+        "or clipping, or was damaged."
+    )

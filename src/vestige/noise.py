@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vestige.accounting import joint_multiplier
 from vestige.errors import ConfigError
-from vestige.schedule import Schedule, is_number, needs_steps, tabulate
+from vestige.schedule import Schedule, is_number, needs_steps, plain, tabulate
 
 GroupNoise = Sequence[float] | Callable[[int], Sequence[float]]
 
@@ -36,6 +36,12 @@ class NoiseScale:
         cls, multipliers: Sequence[float], bounds: Sequence[float], names: Sequence[str]
     ) -> NoiseScale:
         """The papers' form: sigma_g * C_g inside group g; joint 1/sqrt(sum sigma_g^-2)."""
+        multipliers = plain(multipliers)
+        if not isinstance(multipliers, tuple):
+            raise ConfigError(
+                f"group_noise_multipliers={multipliers!r} must be a sequence with one number for "
+                f"each group; in order they are: {', '.join(names)}."
+            )
         if len(multipliers) != len(bounds):
             raise ConfigError(
                 f"group_noise_multipliers has {len(multipliers)} values for {len(bounds)} groups; "
@@ -70,8 +76,10 @@ def noise_scales(
         )
     if callable(group_noise_multipliers):
         name = "group_noise_multipliers"
-        rows = [group_noise_multipliers(t) for t in range(needs_steps(name, steps))]
-        return [NoiseScale.by_group(row, bounds, names) for row in rows]
+        return [
+            NoiseScale.by_group(group_noise_multipliers(t), bounds, names)
+            for t in range(needs_steps(name, steps))
+        ]
     if group_noise_multipliers is not None:
         return [NoiseScale.by_group(group_noise_multipliers, bounds, names)]
     assert noise_multiplier is not None

@@ -133,11 +133,16 @@ class Door:
             self._buffer = torch.empty_like(total)  # a fresh one for every step costs page faults
         values = self._buffer
         for block, noise, std in self._noise(total):
-            if branch is not None:
-                query = torch.add(branch.values[block], total[block], alpha=gain, out=values[block])
+            # The sum comes last or together with the noise, so that whatever interrupts this,
+            # the buffer never holds a sum without noise.
+            if gain == 1 and branch is None:
+                torch.add(total[block], noise, alpha=std, out=values[block])
+                continue
+            if branch is None:
+                torch.mul(noise, std, out=values[block])
             else:
-                query = total[block] if gain == 1 else total[block] * gain
-            torch.add(query, noise, alpha=std, out=values[block])
+                torch.add(branch.values[block], noise, alpha=std, out=values[block])
+            values[block].add_(total[block], alpha=gain)
         self.steps += 1
         return Release(values, self.steps - 1, self, _certificate=_CERTIFICATE)
 

@@ -14,11 +14,13 @@ from torch.optim import Optimizer
 
 from vestige.errors import PrivacyError
 from vestige.gradients import Batch, Capture
+from vestige.gradients.capture import exact
 from vestige.memory.recollection import Recollection
 from vestige.plan import PrivacyPlan
 from vestige.randomness import Randomness
 from vestige.release import ClippedSum, Door, Release
 from vestige.sampling import LotSampler
+from vestige.schedule import Table, at
 from vestige.schedulers import gate_schedulers
 from vestige.selfcheck import self_check
 from vestige.validation import check_optimizer
@@ -38,19 +40,21 @@ class Run:
         check: bool,
         seed: int,
         memory: Recollection | None = None,
-        memory_in_query: bool = True,
+        filter_share: Table | None = None,
     ) -> None:
         self.plan, self.optimizer, self.capture = plan, optimizer, watch
         self.lots, self.door = lots, door
         self.repeatable = randomness.repeatable
         self.groups = watch.groups
-        self.memory, self._memory_in_query = memory, memory_in_query
+        # Where the memory filters releases instead of entering the query: beta, and None otherwise.
+        self.memory, self._filter_share = memory, filter_share
         self._seed = seed
         self._just_released = True
         self._lot_open = False
         self._current_lot = 0
         self._gated_from: int | None = None
         self._gradient = torch.zeros_like(watch.collector.total)
+        self._device = self._gradient.device.type
         self._held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._views = [(s.parameter, s.view(self._gradient)) for s in self.groups.slots]
         watch.mean_loss = plan.loss_reduction == "mean"
@@ -99,7 +103,7 @@ class Run:
             if self.memory:
                 # Done at the end of the last step, unless somebody has changed the weights since.
                 # The loop has not seen the lot yet, and the memory never does.
-                self.memory.prepare()
+                self._recall(self.memory)
             self.capture.collector.clear()
             self._lot_open, self._current_lot = True, batch.lot
         if not batch.last and self._gated_from != self.lots.first_lot:
@@ -108,9 +112,15 @@ class Run:
             self._gated_from = self.lots.first_lot
         self.capture.start(batch)
 
+    @property
+    def in_lot(self) -> bool:
+        """Whether a lot was handed out that is not released yet."""
+        return self._lot_open
+
     def abandon_lot(self) -> None:
         """Charge the open lot and forget it."""
         if self._lot_open:
+            self.lots.given_up = self._current_lot
             self.door.charge(
                 self.plan.rate_of(self._current_lot), self.plan.beta_of(self.door.steps)
             )
@@ -166,34 +176,40 @@ class Run:
                         "through the clip and the noise: set its .grad to None and do not train it."
                     )
 
-    @torch.no_grad()
     def _release(self) -> Release:
+        """The noisy sum, remembered at once: it is public and charged, whatever comes next."""
         clipped = ClippedSum(self.capture.collector.total, self.plan.bounds)
-        branch = self.memory.branch if self.memory and self._memory_in_query else None
-        return self.door.release(
-            clipped,
-            self.plan.rate_of(self._current_lot),
-            branch,
-            gain=self.plan.beta_of(self.door.steps),
-        )
+        in_query = self.memory is not None and self._filter_share is None
+        with exact(self._device):
+            release = self.door.release(
+                clipped,
+                self.plan.rate_of(self._current_lot),
+                self.memory.branch if self.memory and in_query else None,
+                gain=self.plan.beta_of(self.door.steps),
+            )
+            if self.memory:
+                self.memory.remember(release)
+        return release
 
-    @torch.no_grad()
     def _apply(self, release: Release) -> None:
         """Hand the release, divided by the public batch size, to the optimizer."""
-        torch.div(release.values, self.plan.batch_size, out=self._gradient)
-        if self.memory and not self._memory_in_query:
-            self._gradient.mul_(self.memory.share(release.step))
-            if self.memory.branch is not None:
-                self._gradient.add_(self.memory.branch.values, alpha=1 / self.plan.batch_size)
+        with exact(self._device):
+            torch.div(release.values, self.plan.batch_size, out=self._gradient)
+            if self._filter_share is not None:
+                self._gradient.mul_(at(self._filter_share, release.step))
+                if self.memory and self.memory.branch is not None:
+                    self._gradient.add_(self.memory.branch.values, alpha=1 / self.plan.batch_size)
         for parameter, view in self._views:
             same = parameter.dtype == view.dtype
             parameter.grad = view if same else view.to(parameter.dtype)
-        if self.memory:
-            self.memory.remember(release)
 
     def _after_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Runs when the optimizer has updated the weights: recall the branch of the next step."""
         if self.memory and self._just_released:
-            self.memory.prepare()
+            self._recall(self.memory)
+
+    def _recall(self, memory: Recollection) -> None:
+        with exact(self._device):
+            memory.prepare(self.door.steps)

@@ -71,6 +71,7 @@ class LotSampler(Sampler[list[int]]):
         self.physical = max_physical_batch_size
         self.next_lot = 0  # the first lot that was never handed out
         self.first_lot = 0  # the first lot of the epoch under way
+        self.given_up = -1  # the last lot that was abandoned
         self.batches: deque[Batch] = deque()  # in the order of the index lists
 
     def __len__(self) -> int:
@@ -135,7 +136,10 @@ class PrivateLoader(DataLoader[Any]):
                     "the private loader was iterated again while an earlier loop over it goes on: "
                     "lots would be drawn twice. Finish or leave one loop before the next."
                 )
-            self._hand_out(self._lots.take())
+            taken = self._lots.take()
+            if taken.lot == self._lots.given_up:
+                continue  # the rest of a lot that was abandoned
+            self._hand_out(taken)
             yield batch
 
     def _indexed(self, tensors: tuple[Tensor, ...]) -> Iterator[list[Tensor]]:

@@ -28,9 +28,10 @@ def tabulate(
     name: str, schedule: Schedule, steps: int | None, check: Callable[[Any], None]
 ) -> Table:
     """The schedule as a number, if it is constant, or as one number per step."""
+    schedule = plain(schedule)
     if callable(schedule):
-        values = [schedule(step) for step in range(needs_steps(name, steps))]
-    elif isinstance(schedule, Sequence) and not isinstance(schedule, str):
+        values = [plain(schedule(step)) for step in range(needs_steps(name, steps))]
+    elif isinstance(schedule, tuple):
         values = list(schedule)
         if not values or (steps is not None and len(values) != steps):
             raise ConfigError(
@@ -66,8 +67,15 @@ def check_share(name: str, value: Any) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """A finite int or float (of numpy too), and no bool."""
+    """A finite int or float, and no bool."""
     try:
-        return not isinstance(value, bool | str) and math.isfinite(value)
-    except TypeError:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # an int beyond all floats
         return False
+
+
+def plain(value: Any) -> Any:
+    """Numbers and arrays of numpy or torch as Python's own numbers and tuples."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return tuple(plain(item) for item in value) if isinstance(value, list | tuple) else value

@@ -74,7 +74,13 @@ class TrainConfig:
                 "file that can be read: check the name or the path."
             )
         _check_choice("model", self.chosen_model, MODELS)
-        resolve(self.method, self.settings)
+        if any(
+            callable(value) for value in resolve(self.method, self.settings).settings().values()
+        ):
+            raise ConfigError(
+                "a setting is a function, which a run folder cannot hold: give a number, or a "
+                "sequence with one number per step."
+            )
         _check_choice("clipping", self.chosen_clipping, CLIPPINGS)
         if self.history_dtype is not None:
             _check_choice("history_dtype", self.history_dtype, HISTORY_DTYPES)
@@ -149,7 +155,6 @@ class TrainConfig:
             "dataset": self.dataset,
             "model": self.chosen_model,
             "method": self.method,
-            "settings": dict(self.settings),
             "target_epsilon": self.epsilon,
             "delta": self.delta,
             "accountant": accounting.accountant_name(self.accountant),

@@ -164,6 +164,8 @@ class _Session:
         name = "-".join(parts)
         with _Interrupt() as interrupt, repeatable, RunFolder(self.config.out, name) as folder:
             config = self.config.public() | {
+                "settings": dict(self.engine.plan.settings),
+                "beta": self.engine.plan.beta,
                 "noise_multiplier": self.engine.plan.noise_multiplier,
                 "planned_steps": self.steps,
                 "planned_epsilon": _finite(self.planned),
@@ -266,7 +268,8 @@ class _Session:
         epsilon = self.engine.get_epsilon(self.config.delta)
         result = {
             "method": plan.method,
-            "settings": dict(self.config.settings),
+            "settings": dict(plan.settings),
+            "beta": plan.beta,
             "dataset": self.config.dataset,
             "model": self.config.chosen_model,
             "accuracy": last["test_accuracy"],

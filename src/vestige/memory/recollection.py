@@ -51,13 +51,11 @@ class Recollection:
         self._branch_norms: Array = np.zeros(len(self._parts))
         self._last: tuple[int, Recall, Array, Array] | None = None  # the step that was remembered
 
-    def share(self, step: int) -> float:
-        """beta_t: the weight of the lot's own sum beside the branch."""
-        return at(self._share, step)
-
-    def prepare(self) -> None:
-        """Recall the branch of the next step, unless that was done and the weights are the same."""
-        step = self._history.count
+    def prepare(self, step: int) -> None:
+        """Recall the branch of `step`, unless that was done and the weights are the same."""
+        if self._history.count != step:
+            # An interrupt fell between a release and its remembering.
+            self._history.restart(step, "a release could not be remembered")
         due = self._spectra is not None and self._spectra.due(step)
         if self._recalled_for == step and not (due and self._spectra_changed()):
             return
@@ -65,10 +63,11 @@ class Recollection:
             self._spectra.read()
         view = self._history.view(self._spectra.exponents if self._spectra else ())
         recall = self._rule.recall(view)
-        factor = (1 - self.share(step)) * recall.scale
+        rest = 1 - at(self._share, step)
+        factor = rest * recall.scale
         silent = self._history.depth == 0 or not factor.any()
         self.branch = None if silent else self._history.mix(factor[:, None] * recall.weights)
-        self._branch_norms = (1 - self.share(step)) * recall.norms(view)
+        self._branch_norms = rest * recall.norms(view)
         self._recall, self._recalled_for = recall, step
 
     def _spectra_changed(self) -> bool:
@@ -96,7 +95,7 @@ class Recollection:
         return {
             "groups": list(self._parts),
             "step": step,
-            "beta": self.share(step),
+            "beta": at(self._share, step),
             **{name: self._listed(name, array) for name, array in arrays.items()},
         }
 
@@ -112,13 +111,22 @@ class Recollection:
         exponents = None if self._spectra is None else list(self._spectra.exponents)
         return {"history": self._history.state_dict(), "exponents": exponents}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved memory; the branch is recalled when the next lot is handed out."""
+    def check_state(self, state: Any, step: int) -> None:
+        """Refuse a saved memory that does not fit, before anything is changed."""
         if not isinstance(state, Mapping) or set(state) != {"history", "exponents"}:
             raise ConfigError(
                 "the saved memory lacks its history or its exponents: it was not written by "
                 "state_dict, or was damaged."
             )
+        self._history.check_state(state["history"], step)
+        if self._spectra is not None:
+            self._spectra.check_state(state["exponents"])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved memory that `check_state` has let through.
+
+        The branch is recalled when the next lot is handed out.
+        """
         self._history.load_state_dict(state["history"])
         if self._spectra is not None:
             self._spectra.restore(state["exponents"])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vestige import spectrum
+from vestige.errors import ConfigError
 from vestige.groups import Groups
+from vestige.schedule import is_number
 
 
 class WeightSpectra:
@@ -43,6 +46,15 @@ class WeightSpectra:
                 found[group].append(rho)
         self.exponents = tuple(math.fsum(r) / len(r) if r else None for r in found)
         self._seen = self._fingerprint()
+
+    def check_state(self, exponents: Any) -> None:
+        """Refuse saved exponents that are not one number or None for each group."""
+        fits = isinstance(exponents, list) and len(exponents) == len(self.exponents)
+        if not fits or not all(rho is None or is_number(rho) for rho in exponents):
+            raise ConfigError(
+                f"the saved memory has no exponent for each of {len(self.exponents)} groups: it "
+                "was written by a run with another clipping, or was damaged."
+            )
 
     def restore(self, exponents: Sequence[float | None]) -> None:
         """Take over saved exponents. The weights count as changed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vestige.schedule import Schedule
+from vestige.schedule import Schedule, plain
 
 if TYPE_CHECKING:
     from vestige.memory.base import Memory
@@ -25,6 +25,10 @@ class Method:
     clipping: ClassVar[str] = "flat"
     filters_releases: ClassVar[bool] = False  # the memory acts after the release, not in the query
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
+
     @property
     def query_weight(self) -> Schedule:
         """beta: the weight of the clipped sum in the release."""
@@ -35,15 +39,15 @@ class Method:
         """The weight of the lot's own sum beside the memory, in the query or after the release."""
         return self.query_weight
 
+    def tabulated(self, steps: int | None) -> Method:
+        """The method with its schedules as tables: each is evaluated here, and only here."""
+        return self
+
     def memory(self, steps_per_epoch: int) -> Memory | None:
         """The method's memory rule, if it has one."""
         return None
 
     def settings(self) -> dict[str, Any]:
-        """The parameters as plain JSON types; a schedule's values are in the plan's tables."""
+        """The parameters as plain JSON types."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {
-            name: list(value) if isinstance(value, list | tuple) else value
-            for name, value in values.items()
-            if not callable(value)
-        }
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}

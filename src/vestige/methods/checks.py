@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from vestige.errors import ConfigError
@@ -16,8 +15,9 @@ def check_beta(beta: Schedule) -> None:
     """A number in (0, 1] or a schedule of them; a function is checked when it is tabulated."""
     if callable(beta):
         return
-    values: Sequence[Any] = beta if isinstance(beta, list | tuple) else [beta]
-    for value in values:
+    if beta == ():
+        raise ConfigError("beta is empty: give a number, or one for each step.")
+    for value in beta if isinstance(beta, tuple) else (beta,):
         check_share("beta", value)
 
 
