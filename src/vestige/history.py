@@ -29,7 +29,6 @@ from vestige.release import _CERTIFICATE, Branch, Release
 # Columns at a time: float32 sums over more of them would lose digits, and a ring of a narrower type
 # is widened that much at a time.
 _COLUMNS = 2**18
-_TILE = 4096
 
 
 class History:
@@ -137,7 +136,7 @@ class History:
         factors = torch.from_numpy(by_row).to(self._mixed)
         for part, columns in self._blocks():
             ring = self._ring[:, columns].to(self._mixed.dtype)
-            _weighted_sum(factors[part], ring, self._mixed[columns])
+            torch.mv(ring.t(), factors[part], out=self._mixed[columns])
         return Branch(self._mixed, self.count, _certificate=_CERTIFICATE)
 
     def _order(self) -> list[int]:
@@ -203,23 +202,6 @@ class History:
         self._gram = state["gram"].cpu().numpy().copy()
         self._trend_dots = state["trend_dots"].cpu().numpy().copy()
         self._trend_square = state["trend_square"].cpu().numpy().copy()
-
-
-def _weighted_sum(factors: Tensor, rows: Tensor, out: Tensor) -> None:
-    """out = sum_k factors[k] * rows[k]."""
-    tiles = rows.shape[1] // _TILE
-    if tiles < 2:
-        torch.mv(rows.t(), factors, out=out)
-        return
-    # One product for each tile lets torch share the work between threads, which mv never does.
-    tiled = tiles * _TILE
-    torch.bmm(
-        factors.expand(tiles, 1, -1),
-        rows[:, :tiled].unflatten(1, (tiles, _TILE)).transpose(0, 1),
-        out=out[:tiled].view(tiles, 1, _TILE),
-    )
-    if tiled < rows.shape[1]:
-        torch.mv(rows[:, tiled:].t(), factors, out=out[tiled:])
 
 
 def _misfit(name: str, what: str) -> ConfigError:
