@@ -49,3 +49,33 @@ def test_every_relative_link_of_the_documents_leads_somewhere():
     for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), (document.name, target)
+
+
+def test_the_filter_table_of_fo_is_what_its_code_prints():
+    text = (ROOT / "docs" / "methods" / "fo.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    printed = [[float(x) for x in line.split()] for line in done.stdout.splitlines()]
+    rows = re.findall(r"^\| ([\d.]+) \| 1 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.M)
+    shown = [[float(x) for x in row] for row in rows]
+    assert len(shown) == len(printed) == 6
+    for (beta, total, power, step, delay), (a, b, c, d) in zip(printed, shown, strict=True):
+        assert (a, round(total, 6)) == (beta, 1.0)
+        assert abs(power - b) < 0.0051 and abs(step - c) < 0.00051 and abs(delay - d) < 0.0051
+
+
+def test_the_epsilons_of_the_method_pages_are_those_of_the_accountant():
+    from vestige.accounting import budget
+
+    fo = (ROOT / "docs" / "methods" / "fo.md").read_text()
+    shown = [float(x) for x in re.search(r"\| epsilon, PLD \|(.*)\|", fo)[1].split("|")]
+    for beta, value in zip((1, 0.95, 0.9, 0.8, 0.65), shown, strict=True):
+        found = budget(0.04, 6250, 1e-5, noise_multiplier=1.1, beta=beta)["epsilon"]["pld"]
+        assert found <= value + 1e-9 and value - found < 0.011
+    sma = (ROOT / "docs" / "methods" / "sma.md").read_text()
+    shown = [float(x) for x in re.search(r"\| epsilon \(PLD\) \|(.*)\|", sma)[1].split("|")]
+    for groups, value in zip((3, 6, 21), shown, strict=True):
+        report = budget(
+            0.04, 1250, 1e-5, group_noise_multiplier=1.1, groups=groups, beta=0.95
+        )["epsilon"]["pld"]  # fmt: skip
+        assert report <= value + 1e-9 and value - report < 0.011
