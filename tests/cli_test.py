@@ -95,6 +95,7 @@ def test_version_and_help() -> None:
             "sample-rate noise-multiplier steps delta beta group-noise-multiplier groups json",
         ),
         ("calibrate", "epsilon delta sample-rate steps beta groups accountant json"),
+        ("methods", "json"),
     ],
 )
 def test_every_command_has_exactly_these_options(command: str, options: str) -> None:
@@ -557,3 +558,14 @@ def test_calibrate_in_words_and_its_noise_given_to_budget() -> None:
     noise = repr(report["noise_multiplier"])
     back = run_json(f"budget --noise-multiplier {noise} --sample-rate 0.1 --steps 20")
     assert back["epsilon"]["pld"] == report["epsilon"]
+
+
+def test_methods_are_listed_with_their_guarantees() -> None:
+    from vestige.methods import METHODS
+
+    report = json.loads(run("methods --json").stdout)["methods"]
+    assert [row["name"] for row in report] == list(METHODS)
+    assert all(row["guarantee"].startswith("proven") and row["paper"] for row in report)
+    assert next(row for row in report if row["name"] == "fo")["settings"]["window"] == 8
+    text = run("methods").stdout
+    assert "dp-sat-momentum" in text and "kalman" in text

@@ -35,7 +35,7 @@ def trained(name, device, dtype=torch.float64, autocast=None, hidden=12, clip=1.
     engine = PrivacyEngine("rdp", noise_seed=3)
     model, optimizer, loader = engine.make_private(
         module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9),
+        optimizer=METHODS[name]().make_optimizer(model.parameters(), lr=0.05),
         data_loader=DataLoader(TensorDataset(x, y), batch_size=8),
         noise_multiplier=0.7,
         max_grad_norm=clip,

@@ -836,7 +836,7 @@ def test_the_signatures_are_the_documented_ones():
     assert SMA(0.95, 0.7, 4, (2.0, 6.0), 1.0, 0.3, None, 1.0, 1e-12, "hill", 1) == SMA()
     assert Uniform(0.9, 8) == Uniform()
     assert Exponential(0.9, 8, 0.7) == Exponential()
-    assert set(METHODS) == {"dp-sgd", "current-only", *REMEMBERING}
+    assert set(REMEMBERING) < set(METHODS)
 
 
 @settings(max_examples=30, deadline=None)
@@ -852,7 +852,7 @@ def test_every_method_names_its_paper_and_its_guarantee():
         assert method.name == name
         assert "arXiv" in method.paper
         assert method.guarantee.startswith("proven")
-        assert method.__doc__
+        assert method.__doc__ and method.summary and len(method.summary) < 70
 
 
 def test_fractional_memory_takes_the_whole_release_whatever_the_clipping():

@@ -169,7 +169,10 @@ def train(
             help="What past releases are kept in: float32, or bfloat16 for half the memory."
         ),
     ] = None,
-    lr: Annotated[float, typer.Option(help="Learning rate of SGD.")] = TrainConfig.lr,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate. Default: 0.5, and 0.01 or 0.001 for the Adam family."),
+    ] = None,
     seed: Annotated[
         int, typer.Option(help="Seed of initial weights and splits; harmless to publish.")
     ] = TrainConfig.seed,
@@ -371,6 +374,35 @@ def spectrum(
         spectrum_report.draw(report, request.chosen_plot)
     if not as_json:
         typer.echo(f"plot  {request.chosen_plot}")
+
+
+@app.command()
+def methods(as_json: _Json = False) -> None:
+    """Every private training method: its guarantee, its cost and its paper."""
+    rows = [
+        {
+            "name": name,
+            "summary": method.summary,
+            "guarantee": method.guarantee,
+            "touches": method.touches,
+            "extra_memory": method.extra_memory,
+            "clipping": method.clipping,
+            "settings": method().settings(),
+            "paper": method.paper,
+        }
+        for name, method in METHODS.items()
+    ]
+    if as_json:
+        _print_json({"methods": rows})
+        return
+    table = Table(title="touches: how often a step looks at its lot")
+    for heading in ("method", "what it does", "guarantee", "touches", "extra memory", "paper"):
+        table.add_column(heading, no_wrap=heading == "method")
+    for row in rows:
+        kind = str(row["guarantee"]).partition(":")[0]
+        cells = [row["name"], row["summary"], kind, row["touches"], row["extra_memory"]]
+        table.add_row(*(str(cell) for cell in cells), str(row["paper"]))
+    Console().print(table)
 
 
 class _Display:

@@ -22,6 +22,7 @@ from vestige.groups import Partition, partition
 from vestige.ledger import Ledger
 from vestige.memory.recollection import Recollection
 from vestige.methods import Method, query_weight, resolve, share
+from vestige.methods.base import Surroundings
 from vestige.noise import GroupNoise, noise_scales
 from vestige.plan import PrivacyPlan, check_count, lots_per_epoch, sampling_rate
 from vestige.randomness import Randomness
@@ -29,10 +30,20 @@ from vestige.release import Door
 from vestige.run import Run
 from vestige.sampling import LotSampler, PrivateLoader, check_loader
 from vestige.schedule import Schedule, constant
+from vestige.updates.filters import Filter
 from vestige.validation import check_criterion, check_model, check_optimizer
 
 _VERSION = 1
-_STATE = {"memory", "plan", "ledger", "released", "next_lot", "repeatable_noise"}
+_STATE = {
+    "memory",
+    "filter",
+    "ascent",
+    "plan",
+    "ledger",
+    "released",
+    "next_lot",
+    "repeatable_noise",
+}
 REPEATABLE = "repeatable noise: not private towards anyone who knows the seed"
 
 
@@ -82,6 +93,7 @@ class PrivacyEngine:
         sample_rate: Schedule | None = None,
         steps: int | None = None,
         history_dtype: torch.dtype | None = None,
+        denoiser: str | Method | None = None,
         seed: int | None = None,
         noise_seed: int | None = None,
         secure_noise: bool = False,
@@ -129,6 +141,7 @@ class PrivacyEngine:
                 "torch.bfloat16 for half the memory, or leave it out."
             )
         chosen = resolve(method).tabulated(steps)
+        chosen.check_optimizer(optimizer)
         form = chosen.clipping if clipping is None else clipping
         groups = partition(module, form)
         clip = Clip.over(max_grad_norm, groups.names)
@@ -149,7 +162,7 @@ class PrivacyEngine:
             noise_multiplier=constant([scale.joint for scale in noise]),
             noise_stds=noise[0].stds if len(noise) == 1 else tuple(s.stds for s in noise),
             beta=query_weight(chosen, steps),
-            settings=chosen.settings(),
+            settings=_settings(chosen, denoiser),
             history_dtype=None if history_dtype is None else str(history_dtype),
             steps=steps,
             max_physical_batch_size=max_physical_batch_size,
@@ -172,6 +185,12 @@ class PrivacyEngine:
                 rule, groups, watch.collector.total, share(chosen, steps), history_dtype
             )
         )
+        around = Surroundings(
+            watch.collector.total,
+            groups.slots,
+            groups.segments(),
+            lambda step: door.scale_of(step).stds,
+        )
         run = Run(
             plan,
             optimizer,
@@ -182,7 +201,9 @@ class PrivacyEngine:
             self_check,
             (self._seed if seed is None else seed) or 0,
             memory,
-            filter_share=share(chosen, steps) if chosen.filters_releases else None,
+            share(chosen, steps) if chosen.filters_releases else None,
+            _filter(chosen, denoiser, around),
+            chosen.ascent(around),
         )
         run.attach()
         self._run = run
@@ -342,6 +363,8 @@ class PrivacyEngine:
         run = self._attached()
         return {
             "memory": run.memory.state_dict() if run.memory else None,
+            "filter": run.denoiser.state_dict() if run.denoiser else None,
+            "ascent": run.ascent.state_dict() if run.ascent else None,
             "version": _VERSION,
             "plan": run.plan.as_dict(),
             "ledger": self._ledger.state_dict(),
@@ -360,9 +383,16 @@ class PrivacyEngine:
         _check_state(state, run)
         if run.memory:
             run.memory.check_state(state["memory"], state["released"])
+        parts = [(run.denoiser, state["filter"]), (run.ascent, state["ascent"])]
+        for part, saved in parts:
+            if part:
+                part.check_state(saved)
         self._ledger.load_state_dict(state["ledger"])  # refuses before it changes anything
         if run.memory:
             run.memory.load_state_dict(state["memory"])
+        for part, saved in parts:
+            if part:
+                part.load_state_dict(saved)
         run.door.steps, run.lots.next_lot = state["released"], state["next_lot"]
         run.repeatable = run.repeatable or bool(state["repeatable_noise"])
 
@@ -370,6 +400,31 @@ class PrivacyEngine:
         if self._run is None:
             raise ConfigError("call make_private or make_private_with_epsilon first.")
         return self._run
+
+
+def _settings(method: Method, denoiser: str | Method | None) -> dict[str, Any]:
+    """The method's settings, and those of a denoiser after it."""
+    if denoiser is None:
+        return method.settings()
+    after = resolve(denoiser)
+    return method.settings() | {"denoiser": {"name": after.name, **after.settings()}}
+
+
+def _filter(method: Method, denoiser: str | Method | None, around: Surroundings) -> Filter | None:
+    """The method's own filter, or the denoiser's."""
+    own = method.filter(around)
+    if denoiser is None:
+        return own
+    after = resolve(denoiser).filter(around)
+    if after is None:
+        raise ConfigError(
+            f"denoiser={denoiser!r} filters nothing: use 'doppler' or 'kalman', or leave it out."
+        )
+    if own is not None or method.filters_releases:
+        raise ConfigError(
+            f"method {method.name!r} filters its releases itself: leave denoiser={denoiser!r} out."
+        )
+    return after
 
 
 def _check_state(state: Mapping[str, Any], run: Run) -> None:

@@ -109,7 +109,11 @@ class Door:
     @property
     def noise(self) -> NoiseScale:
         """The noise of the next release."""
-        return self._scales[min(self.steps, len(self._scales) - 1)]
+        return self.scale_of(self.steps)
+
+    def scale_of(self, step: int) -> NoiseScale:
+        """The noise of release `step`."""
+        return self._scales[min(step, len(self._scales) - 1)]
 
     def charge(self, sample_rate: float, gain: float = 1.0) -> None:
         """Write the cost of one release of a lot drawn with `sample_rate` into the ledger."""

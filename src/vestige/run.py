@@ -23,6 +23,9 @@ from vestige.sampling import LotSampler
 from vestige.schedule import Table, at
 from vestige.schedulers import gate_schedulers
 from vestige.selfcheck import self_check
+from vestige.updates.adam import AdamBC
+from vestige.updates.ascent import Ascent
+from vestige.updates.filters import Filter
 from vestige.validation import check_optimizer
 
 
@@ -41,6 +44,8 @@ class Run:
         seed: int,
         memory: Recollection | None = None,
         filter_share: Table | None = None,
+        denoiser: Filter | None = None,
+        ascent: Ascent | None = None,
     ) -> None:
         self.plan, self.optimizer, self.capture = plan, optimizer, watch
         self.lots, self.door = lots, door
@@ -48,6 +53,7 @@ class Run:
         self.groups = watch.groups
         # Where the memory filters releases instead of entering the query: beta, and None otherwise.
         self.memory, self._filter_share = memory, filter_share
+        self.denoiser, self.ascent = denoiser, ascent
         self._seed = seed
         self._just_released = True
         self._lot_open = False
@@ -74,6 +80,8 @@ class Run:
     def detach(self) -> None:
         """Take the hooks off."""
         self.capture.detach()
+        if self.ascent:
+            self.ascent.return_home()
         for hook in self._hooks:
             hook.remove()
 
@@ -104,6 +112,8 @@ class Run:
                 # Done at the end of the last step, unless somebody has changed the weights since.
                 # The loop has not seen the lot yet, and the memory never does.
                 self._recall(self.memory)
+            if self.ascent:
+                self.ascent.climb()  # along releases only: the loop has not seen the lot
             self.capture.collector.clear()
             self._lot_open, self._current_lot = True, batch.lot
         if not batch.last and self._gated_from != self.lots.first_lot:
@@ -124,6 +134,8 @@ class Run:
             self.door.charge(
                 self.plan.rate_of(self._current_lot), self.plan.beta_of(self.door.steps)
             )
+        if self.ascent:
+            self.ascent.return_home()
         self.capture.stop_watching()
         self.capture.collector.clear()
         self.capture.batch = None
@@ -152,6 +164,8 @@ class Run:
         self._just_released = batch.last
         if batch.last:
             self._lot_open = False
+            if self.ascent:
+                self.ascent.return_home()
             self._apply(self._release())
             if self.plan.steps is not None and self.door.steps == self.plan.steps + 1:
                 warnings.warn(
@@ -194,7 +208,11 @@ class Run:
     def _apply(self, release: Release) -> None:
         """Hand the release, divided by the public batch size, to the optimizer."""
         with exact(self._device):
-            torch.div(release.values, self.plan.batch_size, out=self._gradient)
+            if self.denoiser is None:
+                torch.div(release.values, self.plan.batch_size, out=self._gradient)
+            else:
+                self.denoiser.apply(release, self._gradient)
+                self._gradient.div_(self.plan.batch_size)
             if self._filter_share is not None:
                 self._gradient.mul_(at(self._filter_share, release.step))
                 if self.memory and self.memory.branch is not None:
@@ -202,11 +220,26 @@ class Run:
         for parameter, view in self._views:
             same = parameter.dtype == view.dtype
             parameter.grad = view if same else view.to(parameter.dtype)
+        if self.ascent:
+            self.ascent.learn(release)
+        if isinstance(self.optimizer, AdamBC):
+            self.optimizer.noise_variances = self._noise_variances(release.step)
+
+    def _noise_variances(self, step: int) -> dict[int, float]:
+        """The variance of the noise in each parameter's gradient, by the parameter's id."""
+        stds = self.door.scale_of(step).stds
+        powers = self.denoiser.noise_powers(len(stds)) if self.denoiser else [1.0] * len(stds)
+        return {
+            id(slot.parameter): powers[slot.group] * (stds[slot.group] / self.plan.batch_size) ** 2
+            for slot in self.groups.slots
+        }
 
     def _after_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Runs when the optimizer has updated the weights: recall the branch of the next step."""
+        if self.ascent and self._just_released:
+            self.ascent.stepped()
         if self.memory and self._just_released:
             self._recall(self.memory)
 

@@ -31,9 +31,10 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 class TrainConfig:
     """The settings of a training run. All are public but `noise_seed`, which is never written.
 
-    What is None is chosen: the model and the lot by the dataset, the clipping by the method, the
-    noise multiplier as 1.0 unless `epsilon` asks for the one that reaches it, 30 epochs unless
-    `steps` are given, and a fresh folder under runs/. Raises ConfigError for a bad value.
+    What is None is chosen: the model and the lot by the dataset, the clipping and the learning rate
+    by the method, the noise multiplier as 1.0 unless `epsilon` asks for the one that reaches it, 30
+    epochs unless `steps` are given, and a fresh folder under runs/. Raises ConfigError for a bad
+    value.
     """
 
     dataset: str = "digits"
@@ -50,7 +51,7 @@ class TrainConfig:
     clip: float | tuple[float, ...] = 1.0
     clipping: str | None = None
     history_dtype: str | None = None
-    lr: float = 0.5
+    lr: float | None = None
     seed: int = 0
     noise_seed: int | None = field(default=None, repr=False)
     device: str = "auto"
@@ -119,7 +120,7 @@ class TrainConfig:
                 check_count(name, getattr(self, name))
         if self.train_size is not None:
             check_lot(self.chosen_lot, self.train_size)
-        _check_number("lr", self.lr)
+        _check_number("lr", self.chosen_lr)
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed={self.seed!r} must be a whole number from 0 to 2^63 - 1.")
         if self.noise_seed is not None and type(self.noise_seed) is not int:
@@ -139,6 +140,12 @@ class TrainConfig:
     def chosen_clipping(self) -> str:
         """The clipping: by default the method's own."""
         return self.clipping or resolve(self.method, self.settings).clipping
+
+    @property
+    def chosen_lr(self) -> float:
+        """The learning rate: by default the method's own."""
+        own = resolve(self.method, self.settings).default_lr
+        return own if self.lr is None else self.lr
 
     @property
     def _is_benchmark(self) -> bool:
@@ -162,7 +169,7 @@ class TrainConfig:
             "clip": list(self.clip) if isinstance(self.clip, tuple) else self.clip,
             "clipping": self.chosen_clipping,
             "history_dtype": self.history_dtype,
-            "lr": self.lr,
+            "lr": self.chosen_lr,
             "seed": self.seed,
             "repeatable_noise": self.noise_seed is not None,
             "data_dir": None if self.data_dir is None else str(self.data_dir),

@@ -78,7 +78,6 @@ def train(
     """
     tell = progress or (lambda _: None)
     tell(Progress(f"loading {Path(config.dataset).name}"))
-    import torch
 
     from vestige import data, models
     from vestige.groups import partition
@@ -109,7 +108,7 @@ def train(
         accounting.step_events(rate, noise, beta, steps), config.delta, config.accountant
     )
     session = _Session(
-        config, dataset, model, optimizer or torch.optim.SGD, device, steps, noise, planned
+        config, dataset, model, optimizer or method.make_optimizer, device, steps, noise, planned
     )
     return session.run(tell)
 
@@ -137,7 +136,7 @@ class _Session:
         self.device, self.steps, self.planned = device, steps, planned
         self.train_data = dataset.x_train.to(device), dataset.y_train.to(device)
         self.test_data = dataset.x_test.to(device), dataset.y_test.to(device)
-        self.optimizer = make_optimizer(model.parameters(), lr=config.lr)
+        self.optimizer = make_optimizer(model.parameters(), lr=config.chosen_lr)
         self.engine: PrivacyEngine = PrivacyEngine(
             config.accountant, seed=config.seed, noise_seed=config.noise_seed
         )
@@ -290,7 +289,7 @@ class _Session:
             "clip": self.config.public()["clip"],
             "clipping": plan.clipping,
             "optimizer": type(self.optimizer).__name__,
-            "lr": self.config.lr,
+            "lr": self.config.chosen_lr,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "seconds": last["seconds"],
             "seed": self.config.seed,

@@ -8,21 +8,33 @@ from typing import Any
 
 from vestige.errors import ConfigError
 from vestige.methods.base import Method
+from vestige.methods.doppler import Doppler
+from vestige.methods.dp_adam import DPAdam, DPAdamBC, DPAdamW, DPAdamWBC
+from vestige.methods.dp_sat import DPSAT, DPSATMomentum
 from vestige.methods.dp_sgd import DPSGD, CurrentOnly
 from vestige.methods.exponential import Exponential
 from vestige.methods.fo import FO
+from vestige.methods.kalman import Kalman
 from vestige.methods.post_fm import PostFM
 from vestige.methods.sma import SMA, SMAFixed, SMAShuffled
 from vestige.methods.uniform import Uniform
 from vestige.schedule import Schedule, Table, check_share, tabulate
 
 __all__ = [
+    "DPSAT",
     "DPSGD",
     "FO",
     "METHODS",
     "SMA",
     "CurrentOnly",
+    "DPAdam",
+    "DPAdamBC",
+    "DPAdamW",
+    "DPAdamWBC",
+    "DPSATMomentum",
+    "Doppler",
     "Exponential",
+    "Kalman",
     "Method",
     "PostFM",
     "SMAFixed",
@@ -45,6 +57,14 @@ METHODS: dict[str, type[Method]] = {
         PostFM,
         SMAShuffled,
         SMAFixed,
+        DPAdam,
+        DPAdamBC,
+        DPAdamW,
+        DPAdamWBC,
+        DPSAT,
+        DPSATMomentum,
+        Doppler,
+        Kalman,
     )
 }
 

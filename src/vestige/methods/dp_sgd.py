@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vestige.methods.base import Method
+from vestige.methods.base import AT_SIGMA, Method
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class DPSGD(Method):
 
     name: ClassVar[str] = "dp-sgd"
     paper: ClassVar[str] = "Abadi et al. 2016, arXiv 1607.00133"
-    guarantee: ClassVar[str] = "proven: composition of Poisson-subsampled Gaussian releases"
+    guarantee: ClassVar[str] = AT_SIGMA
+    summary: ClassVar[str] = "clipped sums with Gaussian noise; any torch optimizer"
 
 
 @dataclass(frozen=True)
@@ -29,3 +30,4 @@ class CurrentOnly(DPSGD):
     """DP-SGD by the name that it has in the FO paper's ablation of memories (equation 23)."""
 
     name: ClassVar[str] = "current-only"
+    summary: ClassVar[str] = "dp-sgd by the FO paper's name"

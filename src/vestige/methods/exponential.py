@@ -25,6 +25,8 @@ class Exponential(RememberingMethod):
     name: ClassVar[str] = "exponential"
     paper: ClassVar[str] = f"{FO_PAPER}, equation 26"
     guarantee: ClassVar[str] = IN_QUERY
+    summary: ClassVar[str] = "geometric memory of releases in the query"
+    extra_memory: ClassVar[str] = "(window + 1) x parameters"
 
     beta: Schedule = 0.9
     window: int = 8

@@ -36,6 +36,8 @@ class FO(RememberingMethod):
     name: ClassVar[str] = "fo"
     paper: ClassVar[str] = FO_PAPER
     guarantee: ClassVar[str] = IN_QUERY
+    summary: ClassVar[str] = "fractional memory of releases in the query"
+    extra_memory: ClassVar[str] = "(window + 1) x parameters"
 
     beta: Schedule = 0.9
     alpha: float = 0.8

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from vestige.methods.base import AT_SIGMA
 from vestige.methods.fo import FO, FO_PAPER
 from vestige.schedule import Schedule
 
@@ -25,9 +26,8 @@ class PostFM(FO):
 
     name: ClassVar[str] = "post-fm"
     paper: ClassVar[str] = f"{FO_PAPER}, equations 13-18"
-    guarantee: ClassVar[str] = (
-        "proven: composition of Poisson-subsampled Gaussian releases at sigma"
-    )
+    guarantee: ClassVar[str] = AT_SIGMA
+    summary: ClassVar[str] = "fractional memory after the release"
     filters_releases: ClassVar[bool] = True
 
     @property

@@ -41,6 +41,8 @@ class SMA(RememberingMethod):
         "1/(beta sqrt(sum sigma_g^-2))"
     )
     clipping: ClassVar[str] = "per_layer"
+    summary: ClassVar[str] = "memory per layer, tempered by the spectrum of its weights"
+    extra_memory: ClassVar[str] = "(window + 1) x parameters"
 
     beta: Schedule = 0.95
     alpha: float = 0.7
@@ -102,6 +104,7 @@ class SMAShuffled(SMA):
     """SMA with every layer's exponent handed to another layer: an ablation. Proven, as SMA."""
 
     name: ClassVar[str] = "sma-shuffled"
+    summary: ClassVar[str] = "sma with the layers' exponents exchanged (ablation)"
 
     shuffle_seed: int = 0
 
@@ -121,6 +124,7 @@ class SMAFixed(SMA):
     """SMA with the same tempering lambda for every layer, no spectrum: an ablation. Proven."""
 
     name: ClassVar[str] = "sma-fixed"
+    summary: ClassVar[str] = "sma with one tempering for all layers (ablation)"
 
     fixed: float = 0.0
 

@@ -24,6 +24,8 @@ class Uniform(RememberingMethod):
     name: ClassVar[str] = "uniform"
     paper: ClassVar[str] = f"{FO_PAPER}, equation 24"
     guarantee: ClassVar[str] = IN_QUERY
+    summary: ClassVar[str] = "mean of the last releases in the query"
+    extra_memory: ClassVar[str] = "(window + 1) x parameters"
 
     beta: Schedule = 0.9
     window: int = 8

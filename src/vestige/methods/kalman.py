@@ -1,0 +1,38 @@
+"""Kalman: DP-SGD whose releases pass a steady-state Kalman filter, one gain per group.
+
+The noise of a release is known; how far the sum moves per step is estimated from the releases.
+See vestige.updates.kalman for the equations.
+
+Paper: the denoising that FO-DP-SGD (arXiv 2605.09890) and SMA-DP-SGD (arXiv 2605.20450) name as
+future work; this form is ours.
+Guarantee: that of DP-SGD at sigma: the filter sees releases only. Also as `denoiser=` after any
+method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vestige.methods.base import AT_SIGMA, Method, Surroundings
+
+if TYPE_CHECKING:
+    from vestige.updates.filters import Filter
+
+
+@dataclass(frozen=True)
+class Kalman(Method):
+    """Kalman-filtered DP-SGD. Proven: Poisson-subsampled Gaussian at sigma."""
+
+    name: ClassVar[str] = "kalman"
+    paper: ClassVar[str] = "ours, after arXiv 2605.09890 and 2605.20450 (future work)"
+    guarantee: ClassVar[str] = AT_SIGMA
+    clipping: ClassVar[str] = "per_layer"
+    summary: ClassVar[str] = "steady-state Kalman filter of the releases, a gain per layer"
+    extra_memory: ClassVar[str] = "2 x parameters"
+
+    def filter(self, around: Surroundings) -> Filter:
+        """The filter, told the noise of the door."""
+        from vestige.updates.kalman import KalmanFilter
+
+        return KalmanFilter(around.like, around.segments, around.stds_of)

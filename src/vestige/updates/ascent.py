@@ -1,0 +1,91 @@
+"""Ascent: the gradient of a lot is taken at weights moved uphill by a public direction.
+
+The move is a function of earlier releases and weights, so the gradient's sensitivity and the cost
+are those of DP-SGD. The weights are moved when a lot is handed out and put back, bit for bit,
+before the optimizer's step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vestige.errors import ConfigError
+from vestige.release import Release
+
+
+class Ascent:
+    """Moves the weights by radius * direction / |direction|.
+
+    The direction is the last release (DP-SAT) or, with `displacement`, the last step that the
+    weights took, backwards (its momentum variant).
+    """
+
+    def __init__(
+        self, slots: Sequence[Any], like: Tensor, radius: float, displacement: bool
+    ) -> None:
+        self._slots, self.radius, self._displacement = list(slots), radius, displacement
+        self._direction = torch.zeros_like(like)
+        self._known = False
+        self._home: list[Tensor] | None = None
+
+    @torch.no_grad()
+    def climb(self) -> None:
+        """Move the weights uphill; nothing happens before the first release."""
+        self.return_home()
+        norm = float(self._direction.norm()) if self._known else 0.0
+        if not norm or not self.radius:
+            return
+        self._home = [slot.parameter.detach().clone() for slot in self._slots]
+        for slot in self._slots:
+            step = slot.view(self._direction).to(slot.parameter.dtype)
+            slot.parameter.add_(step, alpha=self.radius / norm)
+
+    @torch.no_grad()
+    def return_home(self) -> None:
+        """Put the weights back to where they were."""
+        if self._home is not None:
+            for slot, home in zip(self._slots, self._home, strict=True):
+                slot.parameter.copy_(home)
+            self._home = None
+
+    @torch.no_grad()
+    def learn(self, release: Release) -> None:
+        """The release becomes the next direction, or the weights' last position is noted."""
+        if not isinstance(release, Release):
+            raise TypeError(f"an ascent takes releases only, not a {type(release).__name__}")
+        if self._displacement:
+            for slot in self._slots:
+                slot.view(self._direction).copy_(slot.parameter)
+        else:
+            self._direction.copy_(release.values)
+            self._known = True
+
+    @torch.no_grad()
+    def stepped(self) -> None:
+        """The optimizer has moved the weights: the way back is the direction of the next climb."""
+        if self._displacement:
+            for slot in self._slots:
+                slot.view(self._direction).sub_(slot.parameter)
+            self._known = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The direction. It is public."""
+        return {"direction": self._direction.clone(), "known": self._known}
+
+    def check_state(self, state: Any) -> None:
+        """Refuse a saved direction that does not fit."""
+        saved = state.get("direction") if isinstance(state, Mapping) else None
+        if not isinstance(saved, Tensor) or saved.shape != self._direction.shape:
+            raise ConfigError(
+                "the saved ascent direction does not fit: it was written by a run with another "
+                "model or method, or was damaged."
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved direction that `check_state` has let through."""
+        self._direction.copy_(state["direction"])
+        self._known = bool(state["known"])

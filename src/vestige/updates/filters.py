@@ -1,0 +1,69 @@
+"""A filter turns the releases, one by one, into what the optimizer gets.
+
+Guarantee: a function of the releases alone, so it costs nothing: a run with a filter has the
+epsilon of the run without.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vestige.errors import ConfigError
+from vestige.release import Release
+
+
+class Filter(ABC):
+    """Keeps what it needs of the past, as named tensors in `state`, and the number of releases.
+
+    `noise_power` is the sum of the squares of its impulse response: how much of a release's noise
+    variance reaches the optimizer once the filter has settled.
+    """
+
+    noise_power: float = 1.0
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.state: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def apply(self, release: Release, out: Tensor) -> None:
+        """Write the filtered release into `out`."""
+        if not isinstance(release, Release):
+            raise TypeError(f"a filter takes releases only, not a {type(release).__name__}")
+        self._filter(release, out)
+        self.count += 1
+
+    def noise_powers(self, groups: int) -> list[float]:
+        """The noise power in each of the groups."""
+        return [self.noise_power] * groups
+
+    @abstractmethod
+    def _filter(self, release: Release, out: Tensor) -> None:
+        """The filter itself; `out` is not the release's own memory."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors and numbers. All of it is public."""
+        return {"count": self.count, **{name: value.clone() for name, value in self.state.items()}}
+
+    def check_state(self, state: Any) -> None:
+        """Refuse a saved filter that does not fit, before anything is changed."""
+        fits = isinstance(state, Mapping) and type(state.get("count")) is int
+        for name, value in self.state.items():
+            saved = state.get(name) if fits else None
+            fits = fits and isinstance(saved, Tensor) and saved.shape == value.shape
+        if not fits:
+            raise ConfigError(
+                "the saved filter does not fit: it was written by a run with another model or "
+                "method, or was damaged."
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved filter that `check_state` has let through."""
+        self.count = state["count"]
+        for name, value in self.state.items():
+            value.copy_(state[name])

@@ -1,0 +1,67 @@
+"""A steady-state Kalman filter of the releases, one scalar gain for each group.
+
+The release is seen as a slowly moving sum plus noise of known variance R (the door's). How far the
+sum moves per step, Q, is estimated from the releases themselves:
+
+    Q = max(0, mean |y_t - y_(t-1)|^2 / d - 2 R),   r = Q / R,   gain = (-r + sqrt(r^2 + 4 r)) / 2
+    estimate <- estimate + gain * (y_t - estimate)
+
+The papers name such denoising of the memory as future work; this form is ours, after Kalman 1960.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from vestige.release import Release
+from vestige.updates.filters import Filter
+
+
+class KalmanFilter(Filter):
+    """One gain per segment; `stds_of(step)` are the standard deviations of a release's noise."""
+
+    def __init__(
+        self,
+        like: Tensor,
+        segments: Sequence[slice],
+        stds_of: Callable[[int], Sequence[float]],
+    ) -> None:
+        super().__init__()
+        self._segments, self._stds_of = list(segments), stds_of
+        self.state = {
+            "estimate": torch.zeros_like(like),
+            "previous": torch.zeros_like(like),
+            # By group, the mean of |y_t - y_(t-1)|^2 / d - R_t - R_(t-1), which estimates Q.
+            "moves": torch.zeros(len(self._segments), dtype=torch.float64),
+        }
+        self.gains = [1.0] * len(self._segments)
+
+    def noise_powers(self, groups: int) -> list[float]:
+        """That of an exponential average with the group's gain k: k / (2 - k)."""
+        return [k / (2 - k) for k in self.gains]
+
+    def _filter(self, release: Release, out: Tensor) -> None:
+        estimate, previous = self.state["estimate"], self.state["previous"]
+        values, step = release.values, release.step
+        noise = [std**2 for std in self._stds_of(step)]
+        for g, part in enumerate(self._segments):
+            if self.count and values[part].numel():
+                square = float((values[part] - previous[part]).double().square().mean())
+                excess = square - noise[g] - self._stds_of(step - 1)[g] ** 2
+                # A mean over all steps so far: gains settle and stay.
+                self.state["moves"][g] += (excess - self.state["moves"][g]) / self.count
+            self.gains[g] = self._gain(float(self.state["moves"][g]), noise[g])
+            estimate[part].lerp_(values[part], self.gains[g])
+        previous.copy_(values)
+        out.copy_(estimate)
+
+    def _gain(self, moves: float, noise: float) -> float:
+        if self.count == 0 or noise == 0:
+            return 1.0  # the first release is all there is; without noise every release is exact
+        ratio = max(0.0, moves) / noise
+        # Never below what averaging everything seen so far would use.
+        return max((math.sqrt(ratio * ratio + 4 * ratio) - ratio) / 2, 1 / (self.count + 1))

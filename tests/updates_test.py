@@ -1,0 +1,426 @@
+"""What is done with releases: every update rule against a few lines of its own, 20 steps, 1e-9."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from vestige import ConfigError, PrivacyEngine
+from vestige.methods import DPSAT, FO, METHODS, Doppler, DPSATMomentum, Kalman, resolve
+from vestige.release import Door
+from vestige.updates.adam import AdamBC, AdamWBC
+from vestige.updates.ascent import Ascent
+from vestige.updates.doppler import SECOND_ORDER, DopplerFilter
+
+STEPS, LOT, N, SIGMA = 20, 6, 24, 0.8
+NEW = [
+    "dp-adam",
+    "dp-adambc",
+    "dp-adamw",
+    "dp-adamw-bc",
+    "dp-sat",
+    "dp-sat-momentum",
+    "doppler",
+    "kalman",
+]
+
+
+def net():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def flat(tensors):
+    return torch.cat([t.detach().flatten() for t in tensors])
+
+
+def private(method, optimizer=None, model=None, **options):
+    model = net() if model is None else model
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(N, 5, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 3, (N,), generator=generator)
+    engine = PrivacyEngine("rdp", noise_seed=4)
+    chosen = resolve(method)
+    optimizer = optimizer(model.parameters()) if optimizer else None
+    made = engine.make_private(
+        module=model,
+        optimizer=optimizer or chosen.make_optimizer(model.parameters(), lr=0.05),
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=LOT),
+        method=chosen,
+        **{"noise_multiplier": SIGMA, "max_grad_norm": 1.0} | options,
+    )
+    return engine, *made
+
+
+def run(engine, model, optimizer, loader, steps=STEPS, after=lambda: None):
+    last = engine.released + steps
+    while engine.released < last:
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            after()
+            if engine.released == last:
+                break
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Every release of the test's runs, divided by the lot."""
+    found, original = [], Door.release
+
+    def release(self, *args, **kwargs):
+        out = original(self, *args, **kwargs)
+        found.append(out.values.clone() / LOT)
+        return out
+
+    monkeypatch.setattr(Door, "release", release)
+    return found
+
+
+# -- Adam -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dp-adam", "dp-adambc", "dp-adamw", "dp-adamw-bc"])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_adam_family_is_its_equations(name, decay, seen):
+    lr, b1, b2, floor = 0.02, 0.8, 0.95, 1e-4
+    corrected, decoupled = name.endswith("bc"), "w" in name
+    extra = {"floor": floor} if corrected else {}
+
+    def make(params):
+        return resolve(name).optimizer_class()(
+            params, lr=lr, betas=(b1, b2), weight_decay=decay, **extra
+        )
+
+    engine, model, optimizer, loader = private(name, make)
+    theta = flat(model.parameters())
+    run(engine, model, optimizer, loader)
+    m, v = torch.zeros_like(theta), torch.zeros_like(theta)
+    phi = (SIGMA * 1.0 / LOT) ** 2
+    for t, g in enumerate(seen, start=1):
+        if decoupled:
+            theta = theta * (1 - lr * decay)
+        else:
+            g = g + decay * theta
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g**2
+        mean, square = m / (1 - b1**t), v / (1 - b2**t)
+        if corrected:
+            theta = theta - lr * mean / (square - phi).clamp(min=floor).sqrt()
+        else:
+            theta = theta - lr * mean / (square.sqrt() + 1e-8)
+    assert (flat(model.parameters()) - theta).abs().max() < 1e-9
+
+
+def test_the_correction_follows_noise_schedules_groups_and_filters():
+    """phi is the variance of the release that was used: each step's, each group's, filtered."""
+    engine, model, optimizer, loader = private(
+        "dp-adambc",
+        clipping="per_layer",
+        max_grad_norm=[1.0, 2.0],
+        noise_multiplier=None,
+        group_noise_multipliers=lambda t: [1.0 + t, 3.0],
+        steps=4,
+        denoiser=Doppler(smoothing=0.5),
+    )
+    run(engine, model, optimizer, loader, 4)
+    power = 0.5 / (2 - 0.5)
+    expected = [power * (4.0 / LOT) ** 2, power * (6.0 / LOT) ** 2]
+    found = optimizer.noise_variances
+    assert found[id(model[0].weight)] == pytest.approx(expected[0], rel=1e-6)
+    assert found[id(model[2].bias)] == pytest.approx(expected[1], rel=1e-6)
+
+
+def test_a_corrected_second_moment_estimates_the_signal():
+    """With a constant gradient and heavy noise v^ - phi is the squared gradient, v^ is not."""
+    parameter = nn.Parameter(torch.zeros(4000, dtype=torch.float64))
+    optimizer = AdamBC([parameter], lr=0.0, betas=(0.9, 0.99))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(1500):
+        noise = torch.randn(4000, generator=generator, dtype=torch.float64)
+        parameter.grad = 0.3 + noise
+        optimizer.noise_variances = {id(parameter): 1.0}
+        optimizer.step()
+    state = optimizer.state[parameter]
+    start = 1 - 0.99 ** state["step"]
+    assert float((state["square"] / start).mean()) == pytest.approx(1.09, abs=0.01)
+    assert float((state["square"] - state["noise"]).mean()) / start == pytest.approx(0.09, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "lr=-1.0"),
+        ({"betas": (0.9, 1.0)}, "betas="),
+        ({"floor": 0.0}, "floor=0.0"),
+        ({"weight_decay": math.nan}, "weight_decay=nan"),
+    ],
+)
+def test_bad_settings_of_the_corrected_adam_are_refused(options, message):
+    for kind in (AdamBC, AdamWBC):
+        with pytest.raises(ConfigError, match=message):
+            kind([nn.Parameter(torch.zeros(2))], **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "wanted"),
+    [
+        ("dp-adam", torch.optim.SGD, "torch.optim.adam.Adam,"),
+        ("dp-adam", torch.optim.AdamW, "torch.optim.adam.Adam,"),
+        ("dp-adamw", torch.optim.Adam, "torch.optim.adamw.AdamW"),
+        ("dp-adambc", torch.optim.Adam, "vestige.updates.adam.AdamBC"),
+        ("dp-adamw-bc", AdamBC, "vestige.updates.adam.AdamWBC"),
+        ("dp-sat", torch.optim.Adam, "torch.optim.sgd.SGD"),
+    ],
+)
+def test_a_method_that_owns_its_update_names_the_optimizer_it_wants(name, wrong, wanted):
+    model = net()
+    with pytest.raises(ConfigError, match=wanted):
+        private(name, lambda p: wrong(p, lr=0.1), model)
+    assert all(p.grad is None for p in model.parameters())
+
+
+# -- filters --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method", [Doppler(smoothing=0.2), Doppler(order=2), Doppler(smoothing=1.0)]
+)
+def test_doppler_is_its_recursion(method, seen):
+    engine, model, optimizer, loader = private(method)
+    given = []
+    run(
+        engine,
+        model,
+        optimizer,
+        loader,
+        after=lambda: given.append(flat(p.grad for p in model.parameters())),
+    )
+    k = method.smoothing
+    a, b = SECOND_ORDER if method.order == 2 else ((k - 1,), (k,))
+    outputs, gains = [], []
+    for t in range(STEPS):
+        m = sum(b[i] * seen[t - i] for i in range(len(b)) if t >= i)
+        m = m - sum(a[i - 1] * outputs[t - i] for i in range(1, len(a) + 1) if t >= i)
+        c = sum(b[i] for i in range(len(b)) if t >= i)
+        c = c - sum(a[i - 1] * gains[t - i] for i in range(1, len(a) + 1) if t >= i)
+        outputs.append(m)
+        gains.append(c)
+        assert torch.allclose(given[t], m / c, rtol=1e-9, atol=1e-9)
+    if k == 1.0:
+        assert torch.equal(given[3], seen[3])
+
+
+class Constant:
+    """Stands in for a release of fixed values inside a filter's own arithmetic."""
+
+
+@pytest.mark.parametrize(
+    "coefficients", [((-0.9,), (0.1,)), SECOND_ORDER, ((), (1.0,)), ((), (0.5, 0.5))]
+)
+def test_a_constant_gradient_passes_doppler_unchanged_from_the_first_step(coefficients):
+    filtered = DopplerFilter(torch.zeros(5, dtype=torch.float64), *coefficients)
+    values, out = torch.arange(1.0, 6.0, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+    release = Constant()
+    release.values = values
+    for _ in range(30):
+        filtered._filter(release, out)
+        filtered.count += 1
+        assert torch.allclose(out, values, rtol=1e-6)
+
+
+def test_the_noise_power_of_doppler_is_what_white_noise_shows():
+    for coefficients, power in ((((-0.7,), (0.3,)), 0.3 / 1.7), (((), (0.5, 0.5)), 0.5)):
+        filtered = DopplerFilter(torch.zeros(20_000), *coefficients)
+        assert filtered.noise_power == pytest.approx(power, rel=1e-6)
+        generator, out, release = torch.Generator().manual_seed(0), torch.zeros(20_000), Constant()
+        for _ in range(60):
+            release.values = torch.randn(20_000, generator=generator)
+            filtered._filter(release, out)
+            filtered.count += 1
+        assert float(out.square().mean()) == pytest.approx(power, rel=0.05)
+
+
+def test_kalman_is_its_equations(seen):
+    engine, model, optimizer, loader = private(Kalman())
+    given = []
+    run(
+        engine,
+        model,
+        optimizer,
+        loader,
+        after=lambda: given.append(flat(p.grad for p in model.parameters())),
+    )
+    std = SIGMA * 1.0 / LOT
+    for start, stop in ((0, 48), (48, 75)):
+        estimate, excess = seen[0][start:stop].clone(), []
+        for t in range(1, STEPS):
+            y, before = seen[t][start:stop], seen[t - 1][start:stop]
+            excess.append(float(((y - before) ** 2).mean()) - 2 * std**2)
+            r = max(0.0, sum(excess) / len(excess)) / std**2
+            k = max((-r + math.sqrt(r * r + 4 * r)) / 2, 1 / (t + 1))
+            estimate = estimate + k * (y - estimate)
+            assert torch.allclose(given[t][start:stop], estimate, rtol=1e-9, atol=1e-12)
+
+
+def test_kalman_averages_pure_noise_and_follows_exact_releases():
+    engine, model, optimizer, loader = private(Kalman(), sample_rate=1e-12)
+    run(engine, model, optimizer, loader, 40)
+    assert max(engine._run.denoiser.gains) < 0.5
+    engine, model, optimizer, loader = private(Kalman(), noise_multiplier=0.0)
+    run(engine, model, optimizer, loader, 4)
+    assert engine._run.denoiser.gains == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("denoiser", ["doppler", "kalman"])
+@pytest.mark.parametrize("method", ["fo", "sma", "dp-adam", "dp-sat", "dp-sgd"])
+def test_a_denoiser_goes_after_any_method_and_costs_nothing(method, denoiser):
+    engine, *rest = private(method, denoiser=denoiser)
+    run(engine, *rest, 4)
+    bare, *others = private(method)
+    run(bare, *others, 4)
+    assert engine.ledger.events == bare.ledger.events
+    assert engine.plan.settings["denoiser"]["name"] == denoiser
+    assert not torch.equal(flat(rest[0].parameters()), flat(others[0].parameters()))
+
+
+def test_denoisers_that_make_no_sense_are_refused():
+    for method, denoiser, message in (
+        ("dp-sgd", "dp-adam", "filters nothing"),
+        ("doppler", "kalman", "filters its releases itself"),
+        ("post-fm", "kalman", "filters its releases itself"),
+        ("dp-sgd", "magic", "unknown"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            private(method, denoiser=denoiser)
+
+
+def test_filters_and_ascents_take_releases_only():
+    filtered = DopplerFilter(torch.zeros(3), (), (1.0,))
+    with pytest.raises(TypeError, match="releases only"):
+        filtered.apply(torch.zeros(3), torch.zeros(3))
+    with pytest.raises(TypeError, match="releases only"):
+        Ascent([], torch.zeros(3), 0.1, False).learn(torch.zeros(3))
+
+
+# -- ascents --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [DPSAT(radius=0.5), DPSATMomentum(radius=0.5)])
+def test_dp_sat_takes_gradients_uphill_and_steps_from_where_it_was(method, seen):
+    """Forward passes see theta + e; the update starts at theta; between steps theta is shown."""
+    lr = 0.3
+    _, model, optimizer, loader = private(method, lambda p: torch.optim.SGD(p, lr=lr))
+    home, t, last = flat(model.parameters()), 0, None
+    while t < STEPS:
+        for x, y in loader:
+            at = flat(model.parameters())
+            if t == 0:
+                assert torch.equal(at, home)
+            else:
+                direction = (last - home) if isinstance(method, DPSATMomentum) else seen[t - 1]
+                expected = home + 0.5 * direction / direction.norm()
+                assert (at - expected).abs().max() < 1e-12
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            last, home = home, home - lr * seen[t]
+            assert (flat(model.parameters()) - home).abs().max() < 1e-12
+            t += 1
+            if t == STEPS:
+                break
+
+
+def test_a_radius_of_zero_is_dp_sgd_bit_for_bit():
+    for method in (DPSAT(radius=0), DPSATMomentum(radius=0)):
+        ours = private(method, lambda p: torch.optim.SGD(p, lr=0.1))
+        theirs = private("dp-sgd", lambda p: torch.optim.SGD(p, lr=0.1))
+        run(*ours)
+        run(*theirs)
+        assert torch.equal(flat(ours[1].parameters()), flat(theirs[1].parameters()))
+
+
+def test_an_abandoned_lot_and_detaching_bring_the_weights_home():
+    engine, model, optimizer, loader = private(DPSAT(radius=1.0))
+    run(engine, model, optimizer, loader, 2)
+    home = flat(model.parameters())
+    for _ in loader:
+        assert not torch.equal(flat(model.parameters()), home)
+        engine.abandon_lot()
+        assert torch.equal(flat(model.parameters()), home)
+        break
+    for _ in loader:
+        engine.detach()
+        assert torch.equal(flat(model.parameters()), home)
+        break
+
+
+def test_physical_batches_climb_once_per_lot():
+    small = private(DPSAT(radius=0.5), max_physical_batch_size=2)
+    run(*small, 8)
+    whole = private(DPSAT(radius=0.5))
+    run(*whole, 8)
+    assert torch.allclose(flat(small[1].parameters()), flat(whole[1].parameters()), atol=1e-9)
+
+
+# -- all of them ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_saving_and_loading_in_the_middle_continues_bit_for_bit(name):
+    whole = private(name)
+    run(*whole, 13)
+    engine, model, optimizer, loader = private(name)
+    run(engine, model, optimizer, loader, 6)
+    buffer = io.BytesIO()
+    torch.save([engine.state_dict(), model.state_dict(), optimizer.state_dict()], buffer)
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    engine, model, optimizer, loader = private(name)
+    engine.load_state_dict(saved[0])
+    model.load_state_dict(saved[1])
+    optimizer.load_state_dict(saved[2])
+    run(engine, model, optimizer, loader, 7)
+    assert torch.equal(flat(model.parameters()), flat(whole[1].parameters()))
+    broken = copy.deepcopy(saved[0])
+    part = "filter" if engine._run.denoiser else "ascent"
+    if engine._run.denoiser or engine._run.ascent:
+        other, *_ = private(name)
+        with pytest.raises(ConfigError, match="does not fit"):
+            other.load_state_dict(broken | {part: None})
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_updates_are_charged_like_dp_sgd(name):
+    engine, *rest = private(name)
+    run(engine, *rest, 5)
+    (event,) = engine.ledger.events
+    assert (event.sample_rate, event.noise_multiplier, event.count) == (LOT / N, SIGMA, 5)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_the_digits(name, tmp_path):
+    from vestige.settings import TrainConfig
+    from vestige.training import train
+
+    result = train(
+        TrainConfig(method=name, epochs=8, noise_seed=3, accountant="rdp", out=tmp_path / "run")
+    )
+    assert result["accuracy"] > 0.85
+    assert np.isfinite(result["epsilon"])
+
+
+def test_a_memory_may_be_filtered_again():
+    engine, *rest = private(FO(window=3), denoiser=Doppler(smoothing=0.5))
+    run(engine, *rest, 6)
+    assert engine.diagnostics()["memory_ratio"][0] > 0
