@@ -87,8 +87,8 @@ def test_version_and_help() -> None:
         (
             "train",
             "dataset model method set epsilon noise-multiplier delta accountant lot epochs steps "
-            "clip clipping history-dtype lr seed noise-seed device data-dir train-size test-size "
-            "train-loss out json",
+            "clip clipping history-dtype averaging lr seed noise-seed device data-dir "
+            "train-size test-size train-loss out json",
         ),
         (
             "budget",

@@ -1146,7 +1146,7 @@ def test_the_state_holds_public_numbers_only():
     assert "987654321" not in text
     assert set(engine.state_dict()) == {
         "version", "plan", "ledger", "released", "next_lot", "repeatable_noise", "memory",
-        "filter", "ascent",
+        "filter", "ascent", "averaging",
     }  # fmt: skip
 
 

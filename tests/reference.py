@@ -83,10 +83,12 @@ def captured_sum(
     axis: int = 0,
     pick: Callable[[Any], Tensor] = lambda out: out,
     reduction: str = "sum",
+    stability: float | None = None,
 ) -> tuple[Tensor, Capture]:
     """The clipped sum that the engine computes, the lot arriving in physical batches."""
     groups = partition(model, clipping)
-    watch = capture(model, groups, Clip.over(bounds, groups.names), batch_first=axis == 0)
+    clip = Clip.over(bounds, groups.names, stability)
+    watch = capture(model, groups, clip, batch_first=axis == 0)
     watch.unfold = True
     watch.mean_loss = reduction == "mean"
     watch.attach()

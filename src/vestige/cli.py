@@ -1,4 +1,4 @@
-"""The command line: `vestige train`, `vestige budget`, `vestige calibrate`, `vestige spectrum`.
+"""The command line: `vestige train`, `budget`, `calibrate`, `plan`, `spectrum` and `methods`.
 
 Thin: it parses, calls and prints. Bad input gets one line on stderr and exit code 2; results go to
 stdout and progress to stderr, so that `--json` leaves the JSON alone on stdout.
@@ -22,7 +22,15 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from typer.core import TyperGroup
 
-from vestige import __version__, accounting, settings, spectrum_report, training
+from vestige import (
+    __version__,
+    accounting,
+    planning,
+    planning_report,
+    settings,
+    spectrum_report,
+    training,
+)
 from vestige.errors import ConfigError, VestigeError
 from vestige.methods import METHODS
 from vestige.plan import check_count
@@ -161,12 +169,18 @@ def train(
     ] = str(TrainConfig.clip),
     clipping: Annotated[
         str | None,
-        typer.Option(help=f"{' or '.join(settings.CLIPPINGS)}. Default: the method's own."),
+        typer.Option(help=f"{', '.join(settings.CLIPPINGS)}. Default: the method's own."),
     ] = None,
     history_dtype: Annotated[
         str | None,
         typer.Option(
             help="What past releases are kept in: float32, or bfloat16 for half the memory."
+        ),
+    ] = None,
+    averaging: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Average the weights too: {', '.join(settings.AVERAGES)}. Costs no privacy."
         ),
     ] = None,
     lr: Annotated[
@@ -221,6 +235,7 @@ def train(
         clip=_clip(clip),
         clipping=clipping,
         history_dtype=history_dtype,
+        averaging=averaging,
         lr=lr,
         seed=seed,
         noise_seed=noise_seed,
@@ -325,6 +340,44 @@ def calibrate(
     reached = f"{_shown(report['epsilon'], 4)} at delta {report['delta']:g}"
     table.add_row("epsilon reached", f"{reached}  ({report['accountant']})")
     Console().print(table)
+
+
+@app.command()
+def plan(
+    dataset_size: Annotated[int, typer.Option(help="Number of training records.")],
+    lot: Annotated[int, typer.Option(help="Expected lot size.")],
+    epochs: Annotated[int, typer.Option(help="Length of the training.")],
+    epsilon: Annotated[float, typer.Option(help="The epsilon that every row reaches.")],
+    delta: _Delta = TrainConfig.delta,
+    accountant: _Accountant = TrainConfig.accountant,
+    max_memory: Annotated[
+        int | None,
+        typer.Option(help="Most vectors of the model's size that the noise may keep."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Where to plot bands and orders (.png, .pdf, .svg).")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Which noise accumulates least at an epsilon, what it gains and what it costs in memory."""
+    request = planning.Request(dataset_size, lot, epochs, epsilon, delta, accountant, max_memory)
+    if plot is not None:
+        planning_report.check_plot(plot)
+    with Console(stderr=True).status("calibrating the noise") as status:
+        comparison = planning.compare(request, status.update)
+    if as_json:
+        _print_json(comparison.as_dict())
+    else:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = 200  # as for `spectrum`
+        console.print(planning_report.table(comparison))
+        for line in planning_report.words(comparison):
+            console.print(f"\n{line}", markup=False)
+    if plot is not None:
+        planning_report.draw(comparison, plot)
+        if not as_json:
+            typer.echo(f"\nplot  {plot}")
 
 
 @app.command()
@@ -465,6 +518,8 @@ def _print_result(result: dict[str, Any]) -> None:
     table = _pairs()
     table.add_row("accuracy", f"{result['accuracy']:.2%}  on the held-out split")
     table.add_row("loss", _loss(result["loss"]))
+    if "averaged_accuracy" in result:
+        table.add_row("averaged", f"{result['averaged_accuracy']:.2%}  with averaged weights")
     if "train_loss_outside_guarantee" in result:
         loss = _loss(result["train_loss_outside_guarantee"])
         table.add_row("training loss", f"{loss}  outside the guarantee")

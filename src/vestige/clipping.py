@@ -16,22 +16,67 @@ import torch
 from torch import Tensor
 
 from vestige.errors import ConfigError
+from vestige.groups import Partition
+from vestige.schedule import is_number
+
+# Shorter gradients are not stretched to the bound: their factor would leave float32.
+_SHORTEST = 1e-30
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Automatic clipping: every example contributes C g / (|g| + stability), whatever its norm.
+
+    `clipping="auto"` is AUTO-S over all parameters (stability 0.01), `"auto_per_layer"` the same in
+    each layer; stability 0 is AUTO-V. The bound C becomes a factor of the learning rate.
+
+    Guarantee: a contribution is shorter than C, so sensitivity and cost are those of clipping at C.
+    Paper: Bu et al. 2023, arXiv 2206.07136.
+    """
+
+    groups: Partition = "flat"
+    stability: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not is_number(self.stability) or self.stability < 0:
+            raise ConfigError(
+                f"stability={self.stability!r} must be a finite number of at least 0: 0.01 is "
+                "AUTO-S, 0 is AUTO-V."
+            )
+
+    def __str__(self) -> str:
+        name = self.groups if isinstance(self.groups, str) else "partition"
+        return f"auto, {name}, stability {self.stability:g}"
+
+
+Clipping = Partition | Auto
+_NAMED = {"auto": Auto("flat"), "auto_per_layer": Auto("per_layer")}
+
+
+def automatic(clipping: Clipping) -> Auto | None:
+    """The automatic clipping that is meant, or None for a fixed bound."""
+    if isinstance(clipping, Auto):
+        return clipping
+    return _NAMED.get(clipping) if isinstance(clipping, str) else None
 
 
 @dataclass(frozen=True)
 class Clip:
-    """A fixed l2 bound for each group."""
+    """A fixed l2 bound for each group; with a `stability`, examples are normalised to it."""
 
     bounds: tuple[float, ...]
+    stability: float | None = None
 
     @classmethod
-    def over(cls, max_grad_norm: Any, group_names: Sequence[str]) -> Clip:
+    def over(
+        cls, max_grad_norm: Any, group_names: Sequence[str], stability: float | None = None
+    ) -> Clip:
         """One number C is split C/sqrt(G), so that the joint sensitivity is C; or one per group."""
         count = len(group_names)
         if isinstance(max_grad_norm, int | float) or getattr(max_grad_norm, "ndim", None) == 0:
             max_grad_norm = float(max_grad_norm)  # also a zero-dimensional tensor or array
             _check_bound(max_grad_norm)
-            return cls((max_grad_norm / math.sqrt(count),) * count)
+            return cls((max_grad_norm / math.sqrt(count),) * count, stability)
         bounds = tuple(float(c) for c in max_grad_norm)
         if len(bounds) != count:
             raise ConfigError(
@@ -41,7 +86,7 @@ class Clip:
             )
         for bound in bounds:
             _check_bound(bound)
-        return cls(bounds)
+        return cls(bounds, stability)
 
     @property
     def sensitivity(self) -> float:
@@ -60,6 +105,11 @@ class Clip:
         # scale * min(1, C / (scale * norm)); a norm of zero gives infinity before the clamp. The
         # rounding is taken off, so that a sum that rounds up stays within the bound.
         bound = self.bounds[group] * (1 - rounding)
+        if self.stability is not None:
+            # scale * C / (scale * norm + stability); nothing where there is no gradient.
+            lengths = square_norms.sqrt().add_(self.stability / scale)
+            factors = bound / lengths.clamp_(min=_SHORTEST)
+            return factors.masked_fill_(square_norms == 0, 0).to(dtype)
         return square_norms.rsqrt().mul_(bound).clamp_(max=scale).to(dtype)
 
     def most_square(self, group: int, dtype: torch.dtype) -> float:

@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vestige import accounting
-from vestige.clipping import Clip
+from vestige.clipping import Clip, Clipping, automatic
 from vestige.errors import ConfigError, PrivacyError
 from vestige.gradients import capture
-from vestige.groups import Partition, partition
+from vestige.groups import partition
 from vestige.ledger import Ledger
 from vestige.memory.recollection import Recollection
 from vestige.methods import Method, query_weight, resolve, share
@@ -30,20 +30,13 @@ from vestige.release import Door
 from vestige.run import Run
 from vestige.sampling import LotSampler, PrivateLoader, check_loader
 from vestige.schedule import Schedule, constant
+from vestige.updates.averaging import Averaging
 from vestige.updates.filters import Filter
 from vestige.validation import check_criterion, check_model, check_optimizer
 
 _VERSION = 1
-_STATE = {
-    "memory",
-    "filter",
-    "ascent",
-    "plan",
-    "ledger",
-    "released",
-    "next_lot",
-    "repeatable_noise",
-}
+_PARTS = {"memory", "filter", "ascent", "averaging"}
+_STATE = {"plan", "ledger", "released", "next_lot", "repeatable_noise"} | _PARTS
 REPEATABLE = "repeatable noise: not private towards anyone who knows the seed"
 
 
@@ -82,7 +75,7 @@ class PrivacyEngine:
         data_loader: DataLoader[Any],
         noise_multiplier: Schedule | None = None,
         max_grad_norm: float | Sequence[float],
-        clipping: Partition | None = None,
+        clipping: Clipping | None = None,
         group_noise_multipliers: GroupNoise | None = None,
         method: str | Method = "dp-sgd",
         max_physical_batch_size: int | None = None,
@@ -94,6 +87,7 @@ class PrivacyEngine:
         steps: int | None = None,
         history_dtype: torch.dtype | None = None,
         denoiser: str | Method | None = None,
+        averaging: str | None = None,
         seed: int | None = None,
         noise_seed: int | None = None,
         secure_noise: bool = False,
@@ -143,8 +137,9 @@ class PrivacyEngine:
         chosen = resolve(method).tabulated(steps)
         chosen.check_optimizer(optimizer)
         form = chosen.clipping if clipping is None else clipping
-        groups = partition(module, form)
-        clip = Clip.over(max_grad_norm, groups.names)
+        auto = automatic(form)
+        groups = partition(module, auto.groups if auto else form)  # type: ignore[arg-type]
+        clip = Clip.over(max_grad_norm, groups.names, auto.stability if auto else None)
         noise = noise_scales(
             noise_multiplier, group_noise_multipliers, clip.bounds, groups.names, steps
         )
@@ -156,13 +151,14 @@ class PrivacyEngine:
             size_declared=dataset_size is not None,
             batch_size=batch_size,
             sample_rate=sampling_rate(size, batch_size, sample_rate, steps),
-            clipping=form if isinstance(form, str) else "partition",
+            clipping=str(auto) if auto else form if isinstance(form, str) else "partition",
             group_names=groups.names,
             bounds=clip.bounds,
             noise_multiplier=constant([scale.joint for scale in noise]),
             noise_stds=noise[0].stds if len(noise) == 1 else tuple(s.stds for s in noise),
             beta=query_weight(chosen, steps),
             settings=_settings(chosen, denoiser),
+            averaging=averaging,
             history_dtype=None if history_dtype is None else str(history_dtype),
             steps=steps,
             max_physical_batch_size=max_physical_batch_size,
@@ -204,6 +200,9 @@ class PrivacyEngine:
             share(chosen, steps) if chosen.filters_releases else None,
             _filter(chosen, denoiser, around),
             chosen.ascent(around),
+            Averaging(averaging, {s.name: s.parameter for s in groups.slots}, steps)
+            if averaging
+            else None,
         )
         run.attach()
         self._run = run
@@ -322,6 +321,19 @@ class PrivacyEngine:
             return run.memory.diagnostics()
         return {"step": run.door.steps - 1} if run.door.steps else {}
 
+    def averaged_state_dict(self) -> dict[str, Any]:
+        """The model's state_dict with the averaged parameters in place of the last ones.
+
+        Guarantee: post-processing; as private as the model itself.
+        """
+        run = self._attached()
+        if run.averaging is None or run.averaging.count == 0:
+            raise ConfigError(
+                "there is no average of the weights yet: pass averaging='ema' (or 'uniform-tail', "
+                "'fractional') to make_private, and take a step."
+            )
+        return {**run.capture.module.state_dict(), **run.averaging.means()}
+
     @property
     def released(self) -> int:
         """The number of releases so far."""
@@ -365,6 +377,7 @@ class PrivacyEngine:
             "memory": run.memory.state_dict() if run.memory else None,
             "filter": run.denoiser.state_dict() if run.denoiser else None,
             "ascent": run.ascent.state_dict() if run.ascent else None,
+            "averaging": run.averaging.state_dict() if run.averaging else None,
             "version": _VERSION,
             "plan": run.plan.as_dict(),
             "ledger": self._ledger.state_dict(),
@@ -383,7 +396,11 @@ class PrivacyEngine:
         _check_state(state, run)
         if run.memory:
             run.memory.check_state(state["memory"], state["released"])
-        parts = [(run.denoiser, state["filter"]), (run.ascent, state["ascent"])]
+        parts = [
+            (run.denoiser, state["filter"]),
+            (run.ascent, state["ascent"]),
+            (run.averaging, state["averaging"]),
+        ]
         for part, saved in parts:
             if part:
                 part.check_state(saved)

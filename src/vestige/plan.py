@@ -41,6 +41,7 @@ class PrivacyPlan:
     noise_stds: tuple[float, ...] | tuple[tuple[float, ...], ...]
     beta: Table = 1.0
     settings: Mapping[str, Any] = field(default_factory=dict)
+    averaging: str | None = None
     history_dtype: str | None = None
     steps: int | None = None
     max_physical_batch_size: int | None = None

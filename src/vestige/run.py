@@ -25,6 +25,7 @@ from vestige.schedulers import gate_schedulers
 from vestige.selfcheck import self_check
 from vestige.updates.adam import AdamBC
 from vestige.updates.ascent import Ascent
+from vestige.updates.averaging import Averaging
 from vestige.updates.filters import Filter
 from vestige.validation import check_optimizer
 
@@ -46,6 +47,7 @@ class Run:
         filter_share: Table | None = None,
         denoiser: Filter | None = None,
         ascent: Ascent | None = None,
+        averaging: Averaging | None = None,
     ) -> None:
         self.plan, self.optimizer, self.capture = plan, optimizer, watch
         self.lots, self.door = lots, door
@@ -53,7 +55,7 @@ class Run:
         self.groups = watch.groups
         # Where the memory filters releases instead of entering the query: beta, and None otherwise.
         self.memory, self._filter_share = memory, filter_share
-        self.denoiser, self.ascent = denoiser, ascent
+        self.denoiser, self.ascent, self.averaging = denoiser, ascent, averaging
         self._seed = seed
         self._just_released = True
         self._lot_open = False
@@ -238,9 +240,13 @@ class Run:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Runs when the optimizer has updated the weights: recall the branch of the next step."""
-        if self.ascent and self._just_released:
+        if not self._just_released:
+            return
+        if self.ascent:
             self.ascent.stepped()
-        if self.memory and self._just_released:
+        if self.averaging:
+            self.averaging.update()
+        if self.memory:
             self._recall(self.memory)
 
     def _recall(self, memory: Recollection) -> None:

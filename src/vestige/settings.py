@@ -22,7 +22,8 @@ from vestige.runfolder import check_out
 # The names of vestige.data and vestige.models, which need torch; a test keeps them equal.
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "svhn")
 MODELS = ("linear", "mlp", "cnn", "resnet18")
-CLIPPINGS = ("flat", "per_layer")
+CLIPPINGS = ("flat", "per_layer", "auto", "auto_per_layer")
+AVERAGES = ("ema", "uniform-tail", "fractional")  # those of vestige.updates.averaging; tested
 HISTORY_DTYPES = ("float32", "bfloat16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
@@ -51,6 +52,7 @@ class TrainConfig:
     clip: float | tuple[float, ...] = 1.0
     clipping: str | None = None
     history_dtype: str | None = None
+    averaging: str | None = None
     lr: float | None = None
     seed: int = 0
     noise_seed: int | None = field(default=None, repr=False)
@@ -83,6 +85,8 @@ class TrainConfig:
                 "sequence with one number per step."
             )
         _check_choice("clipping", self.chosen_clipping, CLIPPINGS)
+        if self.averaging is not None:
+            _check_choice("averaging", self.averaging, AVERAGES)
         if self.history_dtype is not None:
             _check_choice("history_dtype", self.history_dtype, HISTORY_DTYPES)
         if not _DEVICE.fullmatch(self.device):
@@ -169,6 +173,7 @@ class TrainConfig:
             "clip": list(self.clip) if isinstance(self.clip, tuple) else self.clip,
             "clipping": self.chosen_clipping,
             "history_dtype": self.history_dtype,
+            "averaging": self.averaging,
             "lr": self.chosen_lr,
             "seed": self.seed,
             "repeatable_noise": self.noise_seed is not None,

@@ -80,6 +80,7 @@ def train(
     tell(Progress(f"loading {Path(config.dataset).name}"))
 
     from vestige import data, models
+    from vestige.clipping import automatic
     from vestige.groups import partition
 
     device = _device(config.device)
@@ -93,7 +94,9 @@ def train(
         device
     )
     # Found here rather than in the engine, before seconds go into the calibration.
-    _check_bounds(config.clip, partition(model, config.chosen_clipping).names)
+    auto = automatic(config.chosen_clipping)
+    groups = partition(model, auto.groups if auto else config.chosen_clipping)
+    _check_bounds(config.clip, groups.names)
 
     tell(Progress("accounting"))
     method = resolve(config.method, config.settings)
@@ -150,6 +153,7 @@ class _Session:
             method=resolve(config.method, config.settings),
             max_physical_batch_size=_ROWS[config.chosen_model],
             steps=steps,
+            averaging=config.averaging,
             history_dtype=getattr(torch, config.history_dtype) if config.history_dtype else None,
         )
         self.lines: list[dict[str, Any]] = []
@@ -175,6 +179,9 @@ class _Session:
             folder.write_json("config.json", config)
             self._train(tell, interrupt, folder)
             folder.write("model.pt", self._weights())
+            if self.config.averaging and self.engine.released:
+                with self._averaged():
+                    folder.write("model_averaged.pt", self._weights())
             result = self._result(str(folder.path), interrupted=self.engine.released < self.steps)
             folder.write_json("result.json", result)
             return result
@@ -217,6 +224,10 @@ class _Session:
             "test_accuracy": accuracy,
             "seconds": round(self.seconds, 3),
         }
+        if self.config.averaging and self.engine.released:
+            with self._averaged():
+                loss, accuracy = self._evaluate(*self.test_data)
+            line |= {"averaged_test_loss": _finite(loss), "averaged_test_accuracy": accuracy}
         if self.noted:
             line["diagnostics"], self.noted = self.noted, {}
         if self.config.train_loss:
@@ -252,6 +263,16 @@ class _Session:
                 right += int((scores.argmax(1) == labels).sum())
         self.model.train()
         return loss / len(y), right / len(y)
+
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """While entered, the model has its averaged weights."""
+        last = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+        self.model.load_state_dict(self.engine.averaged_state_dict())
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(last)
 
     def _weights(self) -> bytes:
         import torch
@@ -300,6 +321,9 @@ class _Session:
             "folder": folder,
             "versions": _versions(),
         }
+        if "averaged_test_accuracy" in last:
+            result["averaged_accuracy"] = last["averaged_test_accuracy"]
+            result["averaged_loss"] = last["averaged_test_loss"]
         if self.config.train_loss:
             key = "train_loss_outside_guarantee"
             result[key] = last[key]

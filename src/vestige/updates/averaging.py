@@ -1,0 +1,92 @@
+"""Averages of the iterates: the weights after every step, which are public, averaged for free.
+
+    "ema"           mean <- decay * mean + (1 - decay) * theta_t,   started at theta_1
+    "uniform-tail"  the plain mean of the last half of the planned steps
+    "fractional"    mean <- mean + (order + 1) / (t + order) * (theta_t - mean): weights that grow
+                    like t^order, a power law over the iterates (polynomial-decay averaging)
+
+Papers: Polyak and Juditsky 1992; Shamir and Zhang 2013 (arXiv 1212.1824) for the polynomial decay.
+Guarantee: iterates are functions of releases, so their averages cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vestige.errors import ConfigError
+
+KINDS = ("ema", "uniform-tail", "fractional")
+DECAY, ORDER = 0.99, 3.0
+
+
+class Averaging:
+    """The running average of the parameters, in the wider of float32 and their own type."""
+
+    def __init__(
+        self, kind: str, parameters: Mapping[str, nn.Parameter], steps: int | None
+    ) -> None:
+        if kind not in KINDS:
+            raise ConfigError(f"averaging={kind!r} is unknown: choose one of {', '.join(KINDS)}.")
+        if kind == "uniform-tail" and steps is None:
+            raise ConfigError(
+                "averaging='uniform-tail' averages the last half of the run: pass steps=..., the "
+                "number of lots of the whole run."
+            )
+        self.kind, self._parameters = kind, dict(parameters)
+        self._start = 0 if steps is None else steps // 2
+        self.count = 0
+        self._means = {
+            name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+            for name, p in self._parameters.items()
+        }
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights after a step."""
+        self.count += 1
+        weight = self._weight()
+        for name, parameter in self._parameters.items():
+            self._means[name].lerp_(parameter.detach().to(self._means[name].dtype), weight)
+
+    def _weight(self) -> float:
+        """The weight of the newest iterate in the mean; 1 restarts it."""
+        t = self.count
+        if self.kind == "ema":
+            return 1.0 if t == 1 else 1 - DECAY
+        if self.kind == "fractional":
+            return (ORDER + 1) / (t + ORDER)
+        # Before the tail the average is the iterate itself, so that it is always there to look at.
+        return 1 / max(1, t - self._start)
+
+    def means(self) -> dict[str, Tensor]:
+        """The averaged parameters by name, in the parameters' own type."""
+        return {
+            name: self._means[name].to(p.dtype, copy=True) for name, p in self._parameters.items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages. They are public."""
+        return {"count": self.count, "means": {k: v.clone() for k, v in self._means.items()}}
+
+    def check_state(self, state: Any) -> None:
+        """Refuse saved averages that do not fit."""
+        means = state.get("means") if isinstance(state, Mapping) else None
+        if (
+            not isinstance(means, Mapping)
+            or means.keys() != self._means.keys()
+            or any(means[k].shape != v.shape for k, v in self._means.items())
+        ):
+            raise ConfigError(
+                "the saved averages do not fit: they were written by a run with another model or "
+                "without averaging, or were damaged."
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from saved averages that `check_state` has let through."""
+        self.count = int(state["count"])
+        for name, mean in self._means.items():
+            mean.copy_(state["means"][name])
