@@ -49,9 +49,9 @@ def test_an_average_is_what_its_name_says(kind):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_may_be_averaged_and_nothing_else_changes(name):
-    bare = private(name)
+    bare = private(name, steps=6)
     run(*bare, 6)
-    engine, *rest = private(name, averaging="ema")
+    engine, *rest = private(name, averaging="ema", steps=6)
     run(engine, *rest, 6)
     assert torch.equal(flat(rest[0].parameters()), flat(bare[1].parameters()))
     assert engine.ledger.events == bare[0].ledger.events

@@ -95,6 +95,7 @@ def test_version_and_help() -> None:
             "sample-rate noise-multiplier steps delta beta group-noise-multiplier groups json",
         ),
         ("calibrate", "epsilon delta sample-rate steps beta groups accountant json"),
+        ("plan", "dataset-size lot epochs epsilon delta accountant max-memory plot json"),
         ("methods", "json"),
     ],
 )

@@ -40,6 +40,7 @@ def trained(name, device, dtype=torch.float64, autocast=None, hidden=12, clip=1.
         noise_multiplier=0.7,
         max_grad_norm=clip,
         method=name,
+        steps=12,
         **{"secure_noise": True} | options,
     )
     while engine.released < 12:

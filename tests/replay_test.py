@@ -82,6 +82,7 @@ def record(monkeypatch, name, dataset, frozen=None, prefetch=0, leak=False):
         data_loader=DataLoader(dataset, batch_size=6, num_workers=prefetch),
         method=resolve(name, settings_of(name)),
         dataset_size=SIZE,
+        steps=STEPS,
         noise_multiplier=0.8,
         max_grad_norm=CLIP,
     )

@@ -14,7 +14,17 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from vestige import ConfigError, PrivacyEngine
-from vestige.methods import DPSAT, FO, METHODS, Doppler, DPSATMomentum, Kalman, resolve
+from vestige.methods import (
+    DPSAT,
+    FO,
+    METHODS,
+    ADPAdamW,
+    Disk,
+    Doppler,
+    DPSATMomentum,
+    Kalman,
+    resolve,
+)
 from vestige.release import Door
 from vestige.updates.adam import AdamBC, AdamWBC
 from vestige.updates.ascent import Ascent
@@ -30,6 +40,7 @@ NEW = [
     "dp-sat-momentum",
     "doppler",
     "kalman",
+    "disk",
 ]
 
 
@@ -190,6 +201,45 @@ def test_a_method_that_owns_its_update_names_the_optimizer_it_wants(name, wrong,
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_adp_adamw_lowers_its_noise_and_charges_every_step():
+    engine, *rest = private(ADPAdamW(start=4.0), steps=5)
+    run(engine, *rest, 5)
+    sigmas = [SIGMA * 4 ** (1 - t / 4) for t in range(5)]
+    assert [e.noise_multiplier for e in engine.ledger.events] == pytest.approx(sigmas)
+    assert engine.plan.noise_multiplier == pytest.approx(tuple(sigmas))
+    assert [stds[0] for stds in engine.plan.noise_stds] == pytest.approx(sigmas)
+
+
+def test_adp_adamw_is_solved_for_a_target():
+    model, engine = net(), PrivacyEngine("rdp", noise_seed=1)
+    x = torch.randn(N, 5, dtype=torch.float64)
+    model, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
+        data_loader=DataLoader(TensorDataset(x, torch.zeros(N).long()), batch_size=LOT),
+        target_epsilon=2.0,
+        target_delta=1e-5,
+        steps=12,
+        max_grad_norm=1.0,
+        method="adp-adamw",
+    )
+    run(engine, model, optimizer, loader, 12)
+    assert 1.99 < engine.get_epsilon(1e-5) <= 2.0
+
+
+def test_adp_adamw_with_a_start_of_one_is_dp_adamw_bit_for_bit():
+    ours, theirs = private(ADPAdamW(start=1), steps=8), private("dp-adamw")
+    run(*ours, 8)
+    run(*theirs, 8)
+    assert torch.equal(flat(ours[1].parameters()), flat(theirs[1].parameters()))
+    assert ours[0].ledger.events == theirs[0].ledger.events
+    for bad in (0.5, math.nan, "x"):
+        with pytest.raises(ConfigError, match="start="):
+            ADPAdamW(start=bad)
+    with pytest.raises(ConfigError, match="pass steps="):
+        private("adp-adamw")
+
+
 # -- filters --------------------------------------------------------------------------------
 
 
@@ -311,6 +361,37 @@ def test_filters_and_ascents_take_releases_only():
         filtered.apply(torch.zeros(3), torch.zeros(3))
     with pytest.raises(TypeError, match="releases only"):
         Ascent([], torch.zeros(3), 0.1, False).learn(torch.zeros(3))
+
+
+def test_disk_looks_ahead_and_averages(seen):
+    lr, gain = 0.3, 0.6
+    engine, model, optimizer, loader = private(Disk(gain=gain), lambda p: torch.optim.SGD(p, lr=lr))
+    home, last, mean, t = flat(model.parameters()), None, None, 0
+    while engine.released < STEPS:
+        for x, y in loader:
+            expected = home if last is None else home + (1 - gain) / gain * (home - last)
+            assert (flat(model.parameters()) - expected).abs().max() < 1e-12
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            mean = seen[t] if mean is None else (1 - gain) * mean + gain * seen[t]
+            last, home, t = home, home - lr * mean, t + 1
+            assert (flat(model.parameters()) - home).abs().max() < 1e-12
+            if t == STEPS:
+                break
+
+
+def test_disk_with_a_gain_of_one_is_dp_sgd_bit_for_bit():
+    ours = private(Disk(gain=1), lambda p: torch.optim.SGD(p, lr=0.1))
+    theirs = private("dp-sgd", lambda p: torch.optim.SGD(p, lr=0.1))
+    run(*ours)
+    run(*theirs)
+    assert torch.equal(flat(ours[1].parameters()), flat(theirs[1].parameters()))
+
+
+def test_an_ambiguous_name_is_answered_with_what_is_known():
+    with pytest.raises(ConfigError, match="simulated annealing"):
+        resolve("sa-dp-sgd")
 
 
 # -- ascents --------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from vestige.gradients import capture
 from vestige.groups import partition
 from vestige.ledger import Ledger
 from vestige.memory.recollection import Recollection
-from vestige.methods import Method, query_weight, resolve, share
+from vestige.methods import Method, charged_weight, query_weight, resolve, share
 from vestige.methods.base import Surroundings
-from vestige.noise import GroupNoise, noise_scales
+from vestige.noise import GroupNoise, noise_scales, shaped
 from vestige.plan import PrivacyPlan, check_count, lots_per_epoch, sampling_rate
 from vestige.randomness import Randomness
 from vestige.release import Door
@@ -143,6 +143,7 @@ class PrivacyEngine:
         noise = noise_scales(
             noise_multiplier, group_noise_multipliers, clip.bounds, groups.names, steps
         )
+        noise = shaped(noise, chosen.noise_shape(steps))
         records = len(data_loader.dataset)  # type: ignore[arg-type]
         size = records if dataset_size is None else dataset_size
         plan = PrivacyPlan(
@@ -253,7 +254,7 @@ class PrivacyEngine:
             rate,
             steps,
             self.accountant,
-            query_weight(chosen, steps),
+            charged_weight(chosen, steps),
         )
         return self.make_private(
             module=module,

@@ -61,6 +61,17 @@ def _check_multiplier(name: str, value: float) -> None:
         )
 
 
+def shaped(scales: list[NoiseScale], shape: Sequence[float] | None) -> list[NoiseScale]:
+    """The scales multiplied by a method's public shape, step by step."""
+    if shape is None:
+        return scales
+    return [
+        NoiseScale(scale.joint * f, tuple(std * f for std in scale.stds))
+        for t, f in enumerate(shape)
+        for scale in [scales[min(t, len(scales) - 1)]]
+    ]
+
+
 def noise_scales(
     noise_multiplier: Schedule | None,
     group_noise_multipliers: GroupNoise | None,

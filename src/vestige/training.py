@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import vestige
 from vestige import accounting
 from vestige.errors import ConfigError
-from vestige.methods import query_weight, resolve
+from vestige.methods import charged_weight, resolve
 from vestige.plan import ADJACENCY
 from vestige.runfolder import RunFolder
 from vestige.settings import TrainConfig, check_lot
@@ -101,7 +101,7 @@ def train(
     tell(Progress("accounting"))
     method = resolve(config.method, config.settings)
     rate = config.chosen_lot / records
-    beta = query_weight(method, steps)
+    beta = charged_weight(method, steps)
     noise = DEFAULT_NOISE if config.noise_multiplier is None else config.noise_multiplier
     if config.epsilon is not None:
         noise = accounting.calibrate(

@@ -7,7 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 from vestige.errors import ConfigError
+from vestige.methods.adp_adamw import ADPAdamW
 from vestige.methods.base import Method
+from vestige.methods.disk import Disk
 from vestige.methods.doppler import Doppler
 from vestige.methods.dp_adam import DPAdam, DPAdamBC, DPAdamW, DPAdamWBC
 from vestige.methods.dp_sat import DPSAT, DPSATMomentum
@@ -18,7 +20,7 @@ from vestige.methods.kalman import Kalman
 from vestige.methods.post_fm import PostFM
 from vestige.methods.sma import SMA, SMAFixed, SMAShuffled
 from vestige.methods.uniform import Uniform
-from vestige.schedule import Schedule, Table, check_share, tabulate
+from vestige.schedule import Schedule, Table, at, check_share, constant, tabulate
 
 __all__ = [
     "DPSAT",
@@ -26,12 +28,14 @@ __all__ = [
     "FO",
     "METHODS",
     "SMA",
+    "ADPAdamW",
     "CurrentOnly",
     "DPAdam",
     "DPAdamBC",
     "DPAdamW",
     "DPAdamWBC",
     "DPSATMomentum",
+    "Disk",
     "Doppler",
     "Exponential",
     "Kalman",
@@ -40,6 +44,7 @@ __all__ = [
     "SMAFixed",
     "SMAShuffled",
     "Uniform",
+    "charged_weight",
     "query_weight",
     "resolve",
     "share",
@@ -61,12 +66,32 @@ METHODS: dict[str, type[Method]] = {
         DPAdamBC,
         DPAdamW,
         DPAdamWBC,
+        ADPAdamW,
         DPSAT,
         DPSATMomentum,
         Doppler,
         Kalman,
+        Disk,
     )
 }
+
+# Names from the papers that do not say which method they mean.
+AMBIGUOUS = {
+    "sa-dp-sgd": (
+        "method 'sa-dp-sgd' is named in the FO paper, but the work it cites defines no optimizer "
+        "of that name. It may mean a sharpness-aware method (here: dp-sat), or SA-DPSGD by "
+        "simulated annealing (arXiv 2211.07218), whose acceptance test looks at the private loss. "
+        "Choose a method by its own name."
+    ),
+}
+
+
+def charged_weight(method: Method, steps: int | None) -> Table:
+    """What the noise multiplier is divided by in a step's charge: beta over the noise's shape."""
+    beta, shape = query_weight(method, steps), method.noise_shape(steps)
+    if shape is None:
+        return beta
+    return constant([at(beta, t) / factor for t, factor in enumerate(shape)])
 
 
 def query_weight(method: Method, steps: int | None) -> Table:
@@ -87,6 +112,8 @@ def resolve(method: str | Method, settings: Mapping[str, Any] | None = None) -> 
     """A method from its name and its settings, or the instance itself."""
     if isinstance(method, Method):
         return method
+    if isinstance(method, str) and method in AMBIGUOUS:
+        raise ConfigError(AMBIGUOUS[method])
     if not isinstance(method, str) or method not in METHODS:
         raise ConfigError(f"method={method!r} is unknown: choose from {', '.join(METHODS)}.")
     known = [field.name for field in fields(METHODS[method])]

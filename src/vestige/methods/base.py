@@ -67,6 +67,10 @@ class Method:
         """The weight of the lot's own sum beside the memory, in the query or after the release."""
         return self.query_weight
 
+    def noise_shape(self, steps: int | None) -> tuple[float, ...] | None:
+        """What the noise multiplier is multiplied by at each step, at least 1; None for 1."""
+        return None
+
     def tabulated(self, steps: int | None) -> Method:
         """The method with its schedules as tables: each is evaluated here, and only here."""
         return self

@@ -18,16 +18,22 @@ from vestige.release import Release
 
 
 class Ascent:
-    """Moves the weights by radius * direction / |direction|.
+    """Moves the weights by radius * direction / |direction|, or by radius * direction itself.
 
     The direction is the last release (DP-SAT) or, with `displacement`, the last step that the
-    weights took, backwards (its momentum variant).
+    weights took, backwards (its momentum variant; a negative radius looks ahead).
     """
 
     def __init__(
-        self, slots: Sequence[Any], like: Tensor, radius: float, displacement: bool
+        self,
+        slots: Sequence[Any],
+        like: Tensor,
+        radius: float,
+        displacement: bool = False,
+        normalised: bool = True,
     ) -> None:
-        self._slots, self.radius, self._displacement = list(slots), radius, displacement
+        self._slots, self.radius = list(slots), radius
+        self._displacement, self._normalised = displacement, normalised
         self._direction = torch.zeros_like(like)
         self._known = False
         self._home: list[Tensor] | None = None
@@ -42,7 +48,7 @@ class Ascent:
         self._home = [slot.parameter.detach().clone() for slot in self._slots]
         for slot in self._slots:
             step = slot.view(self._direction).to(slot.parameter.dtype)
-            slot.parameter.add_(step, alpha=self.radius / norm)
+            slot.parameter.add_(step, alpha=self.radius / (norm if self._normalised else 1.0))
 
     @torch.no_grad()
     def return_home(self) -> None:

@@ -67,3 +67,17 @@ class Filter(ABC):
         self.count = state["count"]
         for name, value in self.state.items():
             value.copy_(state[name])
+
+
+class RunningMean(Filter):
+    """mean <- mean + gain * (release - mean), started at the first release."""
+
+    def __init__(self, like: Tensor, gain: float) -> None:
+        super().__init__()
+        self._gain = gain
+        self.state = {"mean": torch.zeros_like(like)}
+        self.noise_power = gain / (2 - gain)
+
+    def _filter(self, release: Release, out: Tensor) -> None:
+        self.state["mean"].lerp_(release.values, self._gain if self.count else 1.0)
+        out.copy_(self.state["mean"])

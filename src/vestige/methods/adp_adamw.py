@@ -1,0 +1,58 @@
+"""ADP-AdamW: DP-AdamW under a public schedule of the noise, which falls during the run.
+
+    sigma_t = sigma * start^(1 - t / (T - 1)):  from start * sigma at the first step to sigma
+
+Every step is charged at its own sigma_t. Pass `steps`; `make_private_with_epsilon` solves for
+sigma.
+
+Paper: named in the FO paper after Chilukoti et al. 2025, arXiv 2502.11329. How that work adapts
+could not be established; a falling public noise schedule is the most plausible reading and is ours.
+Guarantee: composition of Poisson-subsampled Gaussian releases at sigma_t, fixed in advance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vestige.errors import ConfigError
+from vestige.methods.base import Method
+from vestige.schedule import is_number, needs_steps
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class ADPAdamW(Method):
+    """AdamW with falling noise. Proven: subsampled Gaussians at sigma_t, step by step."""
+
+    name: ClassVar[str] = "adp-adamw"
+    paper: ClassVar[str] = "after Chilukoti et al. 2025, arXiv 2502.11329 (rule not established)"
+    guarantee: ClassVar[str] = (
+        "proven: composition of Poisson-subsampled Gaussian releases at sigma_t"
+    )
+    summary: ClassVar[str] = "dp-adamw with noise that falls during the run"
+    extra_memory: ClassVar[str] = "2 x parameters (Adam's own)"
+    default_lr: ClassVar[float] = 0.01
+
+    start: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_number(self.start) or self.start < 1:
+            raise ConfigError(
+                f"start={self.start!r} must be a finite number of at least 1: the noise of the "
+                "first step over that of the last."
+            )
+
+    def optimizer_class(self) -> type[Optimizer]:
+        """torch.optim.AdamW."""
+        import torch
+
+        return torch.optim.AdamW
+
+    def noise_shape(self, steps: int | None) -> tuple[float, ...]:
+        """start^(1 - t / (T - 1))."""
+        last = max(needs_steps(f"the noise of method {self.name!r}", steps) - 1, 1)
+        return tuple(self.start ** (1 - t / last) for t in range(last + 1))
