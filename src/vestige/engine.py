@@ -179,7 +179,12 @@ class PrivacyEngine:
             None
             if rule is None
             else Recollection(
-                rule, groups, watch.collector.total, share(chosen, steps), history_dtype
+                rule,
+                groups,
+                watch.collector.total,
+                share(chosen, steps),
+                history_dtype,
+                lambda step: door.scale_of(step).stds,
             )
         )
         around = Surroundings(

@@ -79,6 +79,7 @@ class Memory(ABC):
     ema: float = 1.0
     refresh: int | None = None  # the period of the exponents; None where the rule needs none
     estimator: str = "hill"
+    debias: bool = False  # whether the known noise is taken off the inner products
 
     def recall(self, view: View) -> Recall:
         """The weights for the query of step `view.step`."""

@@ -10,7 +10,7 @@ sigma/beta whatever the rule (FO-DP-SGD theorem B.1, SMA-DP-SGD theorem 1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from vestige.errors import ConfigError
 from vestige.groups import Groups
 from vestige.history import History
 from vestige.memory.base import Array, Memory, Recall
+from vestige.memory.noise_gram import NoiseGram
 from vestige.memory.spectra import WeightSpectra
 from vestige.release import Branch, Release
 from vestige.schedule import Table, at
@@ -37,6 +38,7 @@ class Recollection:
         like: Tensor,
         share: Table,
         history_dtype: torch.dtype | None = None,
+        stds_of: Callable[[int], Sequence[float]] | None = None,
     ) -> None:
         self._rule, self._share = rule, share
         self._parts = groups.names if rule.groupwise else ("all",)
@@ -45,6 +47,14 @@ class Recollection:
         self._spectra = (
             None if rule.refresh is None else WeightSpectra(groups, rule.estimator, rule.refresh)
         )
+        # Only a rule that debiases needs the noise's part of the inner products.
+        self._noise = (
+            NoiseGram(len(self._parts), rule.window - 1, rule.ema)
+            if rule.debias and stds_of
+            else None
+        )
+        self._stds_of, self._sizes = stds_of, [s.stop - s.start for s in groups.segments()]
+        self._coefficients: Array = np.zeros((len(self._parts), 0))
         self.branch: Branch | None = None
         self._recalled_for = -1
         self._recall: Recall | None = None
@@ -56,17 +66,20 @@ class Recollection:
         if self._history.count != step:
             # An interrupt fell between a release and its remembering.
             self._history.restart(step, "a release could not be remembered")
+            if self._noise:
+                self._noise.restart()
         due = self._spectra is not None and self._spectra.due(step)
         if self._recalled_for == step and not (due and self._spectra_changed()):
             return
         if due and self._spectra is not None:
             self._spectra.read()
         view = self._history.view(self._spectra.exponents if self._spectra else ())
-        recall = self._rule.recall(view)
+        recall = self._rule.recall(self._noise.taken_off(view) if self._noise else view)
         rest = 1 - at(self._share, step)
         factor = rest * recall.scale
         silent = self._history.depth == 0 or not factor.any()
-        self.branch = None if silent else self._history.mix(factor[:, None] * recall.weights)
+        self._coefficients = factor[:, None] * recall.weights
+        self.branch = None if silent else self._history.mix(self._coefficients)
         self._branch_norms = rest * recall.norms(view)
         self._recall, self._recalled_for = recall, step
 
@@ -77,7 +90,15 @@ class Recollection:
         """Keep a release. The branch that went with it stays valid until the next `prepare`."""
         assert self._recall is not None
         self._history.append(release)
+        if self._noise:
+            self._noise.append(self._coefficients, self._noise_power(release.step))
         self._last = release.step, self._recall, self._branch_norms, self._history.release_norms()
+
+    def _noise_power(self, step: int) -> Array:
+        """The expected squared norm of a step's fresh noise in each part."""
+        assert self._stds_of is not None
+        powers = [n * std**2 for n, std in zip(self._sizes, self._stds_of(step), strict=True)]
+        return np.array(powers if self._rule.groupwise else [sum(powers)])
 
     def diagnostics(self) -> dict[str, Any]:
         """The last step's numbers, one per part (and lag), as plain lists: all of them public."""
@@ -109,11 +130,12 @@ class Recollection:
     def state_dict(self) -> dict[str, Any]:
         """The history and the exponents."""
         exponents = None if self._spectra is None else list(self._spectra.exponents)
-        return {"history": self._history.state_dict(), "exponents": exponents}
+        noise = self._noise.state_dict() if self._noise else None
+        return {"history": self._history.state_dict(), "exponents": exponents, "noise": noise}
 
     def check_state(self, state: Any, step: int) -> None:
         """Refuse a saved memory that does not fit, before anything is changed."""
-        if not isinstance(state, Mapping) or set(state) != {"history", "exponents"}:
+        if not isinstance(state, Mapping) or set(state) != {"history", "exponents", "noise"}:
             raise ConfigError(
                 "the saved memory lacks its history or its exponents: it was not written by "
                 "state_dict, or was damaged."
@@ -121,6 +143,8 @@ class Recollection:
         self._history.check_state(state["history"], step)
         if self._spectra is not None:
             self._spectra.check_state(state["exponents"])
+        if self._noise and not isinstance(state["noise"], Mapping):
+            raise ConfigError("the saved memory lacks its noise: it was damaged.")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved memory that `check_state` has let through.
@@ -130,4 +154,6 @@ class Recollection:
         self._history.load_state_dict(state["history"])
         if self._spectra is not None:
             self._spectra.restore(state["exponents"])
+        if self._noise:
+            self._noise.load_state_dict(state["noise"])
         self.branch, self._recalled_for, self._last = None, -1, None

@@ -44,6 +44,7 @@ class SpectralMemory(Memory):
     refresh: int | None = 1
     fixed: float | None = None
     shuffle: int | None = None
+    debias: bool = False
 
     def _recall(self, view: View) -> Recall:
         rho = self._exponents(view)

@@ -7,7 +7,8 @@ parameters; one without a matrix (a norm layer) takes part with tempering 0 and 
 
 Paper: SMA-DP-SGD, arXiv 2605.20450, Algorithm 1 (c_lambda = tempering, gamma_ema = ema, tau_warm =
 warmup, in steps, None for one epoch; xi_max = norm_cap; I_rho = interval). The paper states beta,
-alpha, window and interval; the other defaults and the estimator are ours.
+alpha, window and interval; the other defaults and the estimator are ours, and so is `debias`, which
+takes the known noise off the norms and the cosine before the gates are computed.
 Guarantee: given the earlier releases the branch is a constant, so the release of all groups is one
 Poisson-subsampled Gaussian with multiplier 1 / (beta * sqrt(sum_g sigma_g^-2)) (equation 19). The
 marginal sigma/beta of one group, which the paper plots, is not a guarantee.
@@ -55,6 +56,7 @@ class SMA(RememberingMethod):
     eps: float = 1e-12
     estimator: str = "hill"
     refresh: int = 1
+    debias: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,6 +70,8 @@ class SMA(RememberingMethod):
         check_positive("eps", self.eps)
         check_estimator(self.estimator)
         check_count("refresh", self.refresh)
+        if type(self.debias) is not bool:
+            raise ConfigError(f"debias={self.debias!r} must be True or False.")
 
     def _check_interval(self) -> None:
         interval: Any = self.interval
@@ -85,7 +89,11 @@ class SMA(RememberingMethod):
     def _spectral(self, steps_per_epoch: int, **ablation: Any) -> Memory:
         from vestige.memory.spectral import SpectralMemory
 
-        settings: dict[str, Any] = {"estimator": self.estimator, "refresh": self.refresh} | ablation
+        settings: dict[str, Any] = {
+            "estimator": self.estimator,
+            "refresh": self.refresh,
+            "debias": self.debias,
+        } | ablation
         return SpectralMemory(
             window=self.window,
             alpha=self.alpha,
