@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from vestige import PrivacyEngine
-from vestige.methods import DPSGD, FO, SMA, Method
+from vestige.methods import DPSGD, FO, METHODS, SMA, Method
 from vestige.models import build
 
 Step = Callable[[], None]
@@ -71,7 +71,7 @@ def vestige(
         engine = PrivacyEngine(accountant="rdp")
         model, optimizer, loader = engine.make_private(
             module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            optimizer=method(workload).make_optimizer(model.parameters(), lr=0.1),
             data_loader=DataLoader(TensorDataset(x, y), batch_size=workload.lot),
             noise_multiplier=1.0,
             max_grad_norm=1.0,
@@ -127,8 +127,12 @@ def _sma(workload: Workload) -> Method:
     return SMA(window=8, refresh=10 if workload.model == "resnet18" else 1)
 
 
-# The DP-SGD step that a memory method is compared with: the one with the same clipping.
+# Methods that only do something else with a release.
+UPDATES = ("dp-adam", "dp-adambc", "dp-sat", "disk", "doppler", "kalman")
+
+# The DP-SGD step that a method is compared with: the one with the same clipping.
 SAME_CLIPPING = {
+    **{f"vestige {name}": "vestige flat" for name in UPDATES},
     "vestige fo": "vestige flat",
     "vestige fo, bf16 history": "vestige flat",
     "vestige sma": "vestige per-layer",
@@ -143,6 +147,10 @@ ENGINES: dict[str, Callable[[Workload, str], Iterator[None]]] = {
         "flat", lambda _: FO(window=8), history_dtype=torch.bfloat16
     ),
     "vestige sma": vestige("per_layer", _sma),
+    **{
+        f"vestige {name}": vestige("flat", lambda _, name=name: METHODS[name]())  # type: ignore[misc]
+        for name in UPDATES
+    },
     "opacus hooks flat": opacus("hooks flat"),
     "opacus hooks per-layer": opacus("hooks per-layer"),
     "opacus ghost": opacus("ghost"),
