@@ -66,6 +66,20 @@ def test_no_example_is_longer_than_the_bound_at_any_scale():
                 assert total.norm() <= 0.5 * (1 + 1e-6), (name, scale, float(total.norm()))
 
 
+@pytest.mark.parametrize("stability", [0.0, 1e-25, 1e-18, 0.01])
+@pytest.mark.parametrize("bound", [1.0, 1e3, 1e9])
+@pytest.mark.parametrize("clipping", ["flat", "per_layer"])
+def test_tiny_inputs_with_huge_gradients_are_not_stretched_to_infinity(clipping, bound, stability):
+    """A factor of C / norm times an output gradient may overflow before it meets the input."""
+    model = nn.Linear(6, 4, bias=False)
+    for size in (1e-44, 1e-39, 1e-36, 1e-32, 1e-20):
+        for push in (1.0, 1e10, 1e15, 1e19):
+            x, cotangent = torch.full((1, 6), size), torch.full((1, 4), push)
+            total, _ = captured_sum(model, x, cotangent, clipping, bound, stability=stability)
+            assert torch.isfinite(total).all(), (size, push)
+            assert total.double().norm() <= bound * (1 + 1e-6), (size, push)
+
+
 @pytest.mark.parametrize("stability", [0.0, 0.01])
 def test_an_example_without_a_gradient_contributes_nothing(stability):
     model = nn.Linear(4, 2)

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.updates_test import flat, net, private, run
 from vestige import ConfigError
@@ -101,9 +102,9 @@ def test_low_precision_weights_are_averaged_in_float32():
     for _ in range(300):
         means.update()
     found = means.means()
-    for name, parameter in model.named_parameters():
-        assert found[name].dtype == torch.bfloat16
-        assert torch.equal(found[name], parameter)
+    for parameter in model.parameters():
+        assert found[id(parameter)].dtype == torch.bfloat16
+        assert torch.equal(found[id(parameter)], parameter)
 
 
 def test_the_command_line_measures_and_saves_the_average(tmp_path):
@@ -120,3 +121,13 @@ def test_the_command_line_measures_and_saves_the_average(tmp_path):
     assert lines[-1]["averaged_test_accuracy"] == result["averaged_accuracy"]
     plain = train(TrainConfig(epochs=2, noise_seed=1, out=tmp_path / "p", method="sma"))
     assert plain["accuracy"] == result["accuracy"]
+
+
+def test_tied_weights_are_averaged_under_all_their_names():
+    model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3)).double()
+    model[2].weight = model[0].weight
+    engine, model, *rest = private("dp-sgd", model=model, averaging="ema")
+    run(engine, model, *rest, 5)
+    found = engine.averaged_state_dict()
+    assert torch.equal(found["0.weight"], found["2.weight"])
+    assert not torch.equal(found["0.weight"], model[0].weight)

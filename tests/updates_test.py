@@ -29,6 +29,8 @@ from vestige.release import Door
 from vestige.updates.adam import AdamBC, AdamWBC
 from vestige.updates.ascent import Ascent
 from vestige.updates.doppler import SECOND_ORDER, DopplerFilter
+from vestige.updates.filters import RunningMean
+from vestige.updates.kalman import KalmanFilter
 
 STEPS, LOT, N, SIGMA = 20, 6, 24, 0.8
 NEW = [
@@ -145,7 +147,8 @@ def test_the_correction_follows_noise_schedules_groups_and_filters():
         denoiser=Doppler(smoothing=0.5),
     )
     run(engine, model, optimizer, loader, 4)
-    power = 0.5 / (2 - 0.5)
+    h = [0.5 * 0.5**k for k in range(4)]
+    power = sum(x * x for x in h) / sum(h) ** 2
     expected = [power * (4.0 / LOT) ** 2, power * (6.0 / LOT) ** 2]
     found = optimizer.noise_variances
     assert found[id(model[0].weight)] == pytest.approx(expected[0], rel=1e-6)
@@ -236,6 +239,9 @@ def test_adp_adamw_with_a_start_of_one_is_dp_adamw_bit_for_bit():
     for bad in (0.5, math.nan, "x"):
         with pytest.raises(ConfigError, match="start="):
             ADPAdamW(start=bad)
+    assert ADPAdamW(start=9.0).noise_shape(1) == (1.0,)
+    with pytest.raises(ConfigError, match="positive finite"):
+        private(ADPAdamW(start=1e308), steps=3, noise_multiplier=10.0)
     with pytest.raises(ConfigError, match="pass steps="):
         private("adp-adamw")
 
@@ -289,16 +295,35 @@ def test_a_constant_gradient_passes_doppler_unchanged_from_the_first_step(coeffi
         assert torch.allclose(out, values, rtol=1e-6)
 
 
-def test_the_noise_power_of_doppler_is_what_white_noise_shows():
-    for coefficients, power in ((((-0.7,), (0.3,)), 0.3 / 1.7), (((), (0.5, 0.5)), 0.5)):
-        filtered = DopplerFilter(torch.zeros(20_000), *coefficients)
-        assert filtered.noise_power == pytest.approx(power, rel=1e-6)
-        generator, out, release = torch.Generator().manual_seed(0), torch.zeros(20_000), Constant()
-        for _ in range(60):
-            release.values = torch.randn(20_000, generator=generator)
-            filtered._filter(release, out)
-            filtered.count += 1
-        assert float(out.square().mean()) == pytest.approx(power, rel=0.05)
+@pytest.mark.parametrize("steps", [1, 3, 60])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda like: DopplerFilter(like, (-0.7,), (0.3,)),
+        lambda like: DopplerFilter(like, (), (0.5, 0.5)),
+        lambda like: DopplerFilter(like, *SECOND_ORDER),
+        lambda like: RunningMean(like, 0.3),
+        lambda like: KalmanFilter(like, [slice(0, len(like))], lambda _: [1.0]),
+    ],
+)
+def test_the_noise_power_of_a_filter_is_what_white_noise_shows(make, steps):
+    """At every step, while the filter settles too: AdamBC subtracts it."""
+    out, release = torch.zeros(20_000, dtype=torch.float64), Constant()
+    filtered = make(torch.zeros(20_000, dtype=torch.float64))
+    generator = torch.Generator().manual_seed(0)
+    for t in range(steps):
+        release.values = torch.randn(20_000, generator=generator, dtype=torch.float64)
+        release.step = t
+        filtered._filter(release, out)
+        filtered.count += 1
+    assert float(out.square().mean()) == pytest.approx(filtered.noise_powers(1)[0], rel=0.06)
+
+
+@pytest.mark.parametrize("noise", [1e-12, 1e-9, 1e-6])
+def test_kalman_passes_releases_that_are_almost_exact(noise):
+    engine, *rest = private(Kalman(), noise_multiplier=noise)
+    run(engine, *rest, 6)
+    assert min(engine._run.denoiser.gains) > 0.99
 
 
 def test_kalman_is_its_equations(seen):
@@ -346,7 +371,8 @@ def test_a_denoiser_goes_after_any_method_and_costs_nothing(method, denoiser):
 
 def test_denoisers_that_make_no_sense_are_refused():
     for method, denoiser, message in (
-        ("dp-sgd", "dp-adam", "filters nothing"),
+        ("dp-sgd", "dp-adam", "no filter of releases"),
+        ("dp-sgd", "disk", "no filter of releases"),
         ("doppler", "kalman", "filters its releases itself"),
         ("post-fm", "kalman", "filters its releases itself"),
         ("dp-sgd", "magic", "unknown"),
@@ -444,6 +470,48 @@ def test_an_abandoned_lot_and_detaching_bring_the_weights_home():
         engine.detach()
         assert torch.equal(flat(model.parameters()), home)
         break
+
+
+@pytest.mark.parametrize("method", [Disk(), DPSATMomentum(radius=1.0)])
+def test_a_step_that_fails_leaves_no_direction(method):
+    engine, model, optimizer, loader = private(method, lambda p: torch.optim.SGD(p, lr=0.1))
+    run(engine, model, optimizer, loader, 3)
+
+    def fails(*_):
+        raise KeyboardInterrupt
+
+    hook = optimizer.register_step_pre_hook(fails)
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, model, optimizer, loader, 1)
+    hook.remove()
+    home = flat(model.parameters())
+    for _ in loader:
+        assert torch.equal(flat(model.parameters()), home)
+        engine.abandon_lot()
+        break
+
+
+def test_weights_loaded_in_the_middle_of_a_lot_are_not_overwritten():
+    engine, model, optimizer, loader = private(DPSAT(radius=1.0))
+    run(engine, model, optimizer, loader, 2)
+    for _ in loader:
+        model.load_state_dict({k: torch.full_like(v, 7.0) for k, v in model.state_dict().items()})
+        with pytest.warns(UserWarning, match="left as written"):
+            engine.abandon_lot()
+        break
+    assert (flat(model.parameters()) == 7).all()
+
+
+def test_post_fm_refuses_the_corrected_adam():
+    with pytest.raises(ConfigError, match="does not know"):
+        private("post-fm", lambda p: AdamBC(p, lr=0.1))
+
+
+def test_a_copied_adam_still_steps():
+    parameter = nn.Parameter(torch.ones(3))
+    twin = copy.deepcopy(AdamBC([parameter], lr=0.1))
+    twin.param_groups[0]["params"][0].grad = torch.ones(3)
+    twin.step()
 
 
 def test_physical_batches_climb_once_per_lot():

@@ -34,6 +34,7 @@ from vestige import (
 from vestige.errors import ConfigError, VestigeError
 from vestige.methods import METHODS
 from vestige.plan import check_count
+from vestige.plots import check_plot
 from vestige.settings import TrainConfig
 from vestige.spectrum import ESTIMATORS
 from vestige.training import Progress
@@ -362,7 +363,7 @@ def plan(
     """Which noise accumulates least at an epsilon, what it gains and what it costs in memory."""
     request = planning.Request(dataset_size, lot, epochs, epsilon, delta, accountant, max_memory)
     if plot is not None:
-        planning_report.check_plot(plot)
+        check_plot(plot)
     with Console(stderr=True).status("calibrating the noise") as status:
         comparison = planning.compare(request, status.update)
     if as_json:

@@ -19,8 +19,9 @@ from vestige.errors import ConfigError
 from vestige.groups import Partition
 from vestige.schedule import is_number
 
-# Shorter gradients are not stretched to the bound: their factor would leave float32.
-_SHORTEST = 1e-30
+# Gradients that would have to be stretched further stay shorter than the bound. A row's output
+# gradient is at most 1.8e19 (see gradients/uses.py), and its product with a factor must be finite.
+_LONGEST_STRETCH = 1e18
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Auto:
 
     def __str__(self) -> str:
         name = self.groups if isinstance(self.groups, str) else "partition"
-        return f"auto, {name}, stability {self.stability:g}"
+        return f"auto, {name}, stability {self.stability!r}"
 
 
 Clipping = Partition | Auto
@@ -107,9 +108,9 @@ class Clip:
         bound = self.bounds[group] * (1 - rounding)
         if self.stability is not None:
             # scale * C / (scale * norm + stability); nothing where there is no gradient.
-            lengths = square_norms.sqrt().add_(self.stability / scale)
-            factors = bound / lengths.clamp_(min=_SHORTEST)
-            return factors.masked_fill_(square_norms == 0, 0).to(dtype)
+            factors = bound / square_norms.sqrt().add_(self.stability / scale)
+            factors.clamp_(max=_LONGEST_STRETCH).masked_fill_(square_norms == 0, 0)
+            return factors.to(dtype)
         return square_norms.rsqrt().mul_(bound).clamp_(max=scale).to(dtype)
 
     def most_square(self, group: int, dtype: torch.dtype) -> float:

@@ -30,6 +30,7 @@ from vestige.release import Door
 from vestige.run import Run
 from vestige.sampling import LotSampler, PrivateLoader, check_loader
 from vestige.schedule import Schedule, constant
+from vestige.updates.adam import AdamBC
 from vestige.updates.averaging import Averaging
 from vestige.updates.filters import Filter
 from vestige.validation import check_criterion, check_model, check_optimizer
@@ -136,6 +137,11 @@ class PrivacyEngine:
             )
         chosen = resolve(method).tabulated(steps)
         chosen.check_optimizer(optimizer)
+        if chosen.filters_releases and isinstance(optimizer, AdamBC):
+            raise ConfigError(
+                f"method {chosen.name!r} changes the noise after the release, which the correction "
+                f"of {type(optimizer).__name__} does not know: use another optimizer."
+            )
         form = chosen.clipping if clipping is None else clipping
         auto = automatic(form)
         groups = partition(module, auto.groups if auto else form)  # type: ignore[arg-type]
@@ -338,7 +344,11 @@ class PrivacyEngine:
                 "there is no average of the weights yet: pass averaging='ema' (or 'uniform-tail', "
                 "'fractional') to make_private, and take a step."
             )
-        return {**run.capture.module.state_dict(), **run.averaging.means()}
+        module, means = run.capture.module, run.averaging.means()
+        # By identity: a tied parameter has several names.
+        named = module.named_parameters(remove_duplicate=False)
+        averaged = {name: means[id(p)] for name, p in named if id(p) in means}
+        return {**module.state_dict(), **averaged}
 
     @property
     def released(self) -> int:
@@ -439,9 +449,10 @@ def _filter(method: Method, denoiser: str | Method | None, around: Surroundings)
     if denoiser is None:
         return own
     after = resolve(denoiser).filter(around)
-    if after is None:
+    if after is None or resolve(denoiser).ascent(around) is not None:
         raise ConfigError(
-            f"denoiser={denoiser!r} filters nothing: use 'doppler' or 'kalman', or leave it out."
+            f"denoiser={denoiser!r} is no filter of releases alone: use 'doppler' or 'kalman', or "
+            "leave it out."
         )
     if own is not None or method.filters_releases:
         raise ConfigError(

@@ -65,6 +65,8 @@ def shaped(scales: list[NoiseScale], shape: Sequence[float] | None) -> list[Nois
     """The scales multiplied by a method's public shape, step by step."""
     if shape is None:
         return scales
+    for scale in scales:
+        _check_multiplier("noise_multiplier", scale.joint * max(shape))
     return [
         NoiseScale(scale.joint * f, tuple(std * f for std in scale.stds))
         for t, f in enumerate(shape)

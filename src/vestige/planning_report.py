@@ -5,7 +5,6 @@ Guarantee: like the comparison, a function of public numbers alone; no record is
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,24 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from vestige import accounting
-from vestige.errors import ConfigError
 from vestige.planning import FRACTIONAL, MIN_GAIN, ORDERS, Comparison, Row, available
+from vestige.plots import write_plot
 
-_FORMATS = (".png", ".pdf", ".svg")
 _COLORS = ("#e9a820", "#7fb069", "#2a9d8f", "#1f5fa8", "#3d1a5b")  # one per order
 _CHOICE, _LINE, _OUT = "#d1495b", "#555555", "#f2f2f2"
-
-
-def check_plot(path: Path) -> None:
-    """ConfigError unless the plot could be written there."""
-    if path.suffix.lower() not in _FORMATS:
-        raise ConfigError(
-            f"plot {str(path)!r} has no known image format: let it end in {', '.join(_FORMATS)}."
-        )
-    if not path.parent.is_dir() or path.is_dir():
-        raise ConfigError(
-            f"plot {str(path)!r} cannot be written: give a file in a folder that exists."
-        )
 
 
 def title(comparison: Comparison) -> str:
@@ -207,11 +193,4 @@ def draw(comparison: Comparison, path: Path) -> None:
     axes.set_ylabel("accumulated noise / DP-SGD's")
     axes.set_title(title(comparison), fontsize=9, loc="left")
     axes.legend(frameon=False, fontsize=8, ncols=2)
-    image = io.BytesIO()
-    figure.savefig(image, format=path.suffix[1:].lower(), dpi=130)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(image.getvalue())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_plot(figure, path)

@@ -6,7 +6,6 @@ once. Guarantee: like the exponents, a function of the weights alone, without pr
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from rich.table import Table
 
 from vestige import spectrum
 from vestige.errors import ConfigError
+from vestige.plots import check_plot, write_plot
 from vestige.settings import MODELS
 from vestige.spectrum import INTERVAL, Fit
 
@@ -35,7 +35,6 @@ IMAGE_SHAPE, CLASSES = (3, 32, 32), 10
 _RULED = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 _RANGE = f"[{INTERVAL[0]:g}, {INTERVAL[1]:g}]"
 _WEIGHTS = "model.pt"  # in a run folder
-_FORMATS = (".png", ".pdf", ".svg")
 # Where training scripts keep the state_dict in a checkpoint that holds more than that.
 _KEYS = ("model", "model_state_dict", "state_dict", "module", "net", "weights")
 _BULK, _TAIL, _FIT = "#b6bec9", "#1f5fa8", "#d1495b"
@@ -67,7 +66,7 @@ class Request:
         if self.checkpoint is not None:
             self._check_checkpoint(self.checkpoint)
         if self.plot is not None:
-            _check_plot(self.plot)
+            check_plot(self.plot)
 
     def _check_checkpoint(self, path: Path) -> None:
         folder = Path(self.target)
@@ -241,14 +240,7 @@ def draw(report: Report, path: Path) -> None:
     legends = [axes.get_legend_handles_labels() for axes in panels]
     handles, labels = max(legends, key=lambda legend: len(legend[0]))
     figure.legend(handles, labels, loc="outside lower right", ncols=3, frameon=False, fontsize=8)
-    image = io.BytesIO()
-    figure.savefig(image, format=path.suffix[1:].lower(), dpi=130)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(image.getvalue())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_plot(figure, path)
 
 
 def _columns(count: int) -> int:
@@ -290,17 +282,6 @@ def _panel(axes: Axes, layer: Layer) -> None:
     axes.tick_params(labelsize=7)
     color = _INSIDE if layer.place == "inside" else _OUTSIDE
     axes.set_title(f"{fit.exponent:.2f}", fontsize=9, loc="right", color=color, weight="bold")
-
-
-def _check_plot(path: Path) -> None:
-    if path.suffix.lower() not in _FORMATS:
-        raise ConfigError(
-            f"plot {str(path)!r} has no known image format: let it end in {', '.join(_FORMATS)}."
-        )
-    if not path.parent.is_dir() or path.is_dir():
-        raise ConfigError(
-            f"plot {str(path)!r} cannot be written: give a file in a folder that exists."
-        )
 
 
 def _weights(request: Request) -> dict[str, Tensor]:

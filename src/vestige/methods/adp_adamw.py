@@ -54,5 +54,6 @@ class ADPAdamW(Method):
 
     def noise_shape(self, steps: int | None) -> tuple[float, ...]:
         """start^(1 - t / (T - 1))."""
-        last = max(needs_steps(f"the noise of method {self.name!r}", steps) - 1, 1)
-        return tuple(self.start ** (1 - t / last) for t in range(last + 1))
+        count = needs_steps(f"the noise of method {self.name!r}", steps)
+        last = max(count - 1, 1)
+        return tuple(self.start ** (1 - t / last) for t in range(count)) if count > 1 else (1.0,)

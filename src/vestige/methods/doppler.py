@@ -39,7 +39,7 @@ class Doppler(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share("smoothing", self.smoothing)
-        if self.order not in (1, 2):
+        if type(self.order) is not int or self.order not in (1, 2):
             raise ConfigError(f"order={self.order!r} must be 1 or 2.")
 
     def filter(self, around: Surroundings) -> Filter:

@@ -13,7 +13,8 @@ Guarantee: post-processing; the noise variance is a public number of the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ class AdamBC(Optimizer):
     (by id of the parameter) before every step.
     """
 
+    noise_variances: Mapping[int, float] = MappingProxyType({})
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -44,7 +47,8 @@ class AdamBC(Optimizer):
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if not is_number(value) or value < 0:
                 raise ConfigError(f"{name}={value!r} must be a finite number of at least 0.")
-        if len(betas) != 2 or not all(is_number(b) and 0 <= b < 1 for b in betas):
+        pair = isinstance(betas, tuple | list) and len(betas) == 2
+        if not pair or not all(is_number(b) and 0 <= b < 1 for b in betas):
             raise ConfigError(f"betas={betas!r} must be two numbers in [0, 1).")
         if floor is not None and (not is_number(floor) or floor <= 0):
             raise ConfigError(f"floor={floor!r} must be a finite number above 0, or None.")
@@ -56,7 +60,6 @@ class AdamBC(Optimizer):
             "decoupled": decoupled,
         }
         super().__init__(params, defaults)
-        self.noise_variances: dict[int, float] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

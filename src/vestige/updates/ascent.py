@@ -7,6 +7,7 @@ before the optimizer's step.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ class Ascent:
         self._direction = torch.zeros_like(like)
         self._known = False
         self._home: list[Tensor] | None = None
+        self._versions: list[int] = []
 
     @torch.no_grad()
     def climb(self) -> None:
@@ -49,14 +51,24 @@ class Ascent:
         for slot in self._slots:
             step = slot.view(self._direction).to(slot.parameter.dtype)
             slot.parameter.add_(step, alpha=self.radius / (norm if self._normalised else 1.0))
+        self._versions = [slot.parameter._version for slot in self._slots]
 
     @torch.no_grad()
     def return_home(self) -> None:
         """Put the weights back to where they were."""
-        if self._home is not None:
+        if self._home is None:
+            return
+        if self._versions == [slot.parameter._version for slot in self._slots]:
             for slot, home in zip(self._slots, self._home, strict=True):
                 slot.parameter.copy_(home)
-            self._home = None
+        else:
+            warnings.warn(
+                "somebody wrote to the weights between a batch and its step: they are left as "
+                "written, and not put back to where they were before the ascent.",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._home = None
 
     @torch.no_grad()
     def learn(self, release: Release) -> None:
@@ -64,6 +76,7 @@ class Ascent:
         if not isinstance(release, Release):
             raise TypeError(f"an ascent takes releases only, not a {type(release).__name__}")
         if self._displacement:
+            self._known = False  # until `stepped`: a step that fails leaves no direction
             for slot in self._slots:
                 slot.view(self._direction).copy_(slot.parameter)
         else:
@@ -85,7 +98,8 @@ class Ascent:
     def check_state(self, state: Any) -> None:
         """Refuse a saved direction that does not fit."""
         saved = state.get("direction") if isinstance(state, Mapping) else None
-        if not isinstance(saved, Tensor) or saved.shape != self._direction.shape:
+        fits = isinstance(saved, Tensor) and saved.shape == self._direction.shape
+        if not fits or type(state.get("known")) is not bool:
             raise ConfigError(
                 "the saved ascent direction does not fit: it was written by a run with another "
                 "model or method, or was damaged."

@@ -62,10 +62,10 @@ class Averaging:
         # Before the tail the average is the iterate itself, so that it is always there to look at.
         return 1 / max(1, t - self._start)
 
-    def means(self) -> dict[str, Tensor]:
-        """The averaged parameters by name, in the parameters' own type."""
+    def means(self) -> dict[int, Tensor]:
+        """The averaged parameters, in their own type, by the parameter's id."""
         return {
-            name: self._means[name].to(p.dtype, copy=True) for name, p in self._parameters.items()
+            id(p): self._means[name].to(p.dtype, copy=True) for name, p in self._parameters.items()
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,7 +78,8 @@ class Averaging:
         if (
             not isinstance(means, Mapping)
             or means.keys() != self._means.keys()
-            or any(means[k].shape != v.shape for k, v in self._means.items())
+            or any(getattr(means[k], "shape", None) != v.shape for k, v in self._means.items())
+            or type(state.get("count")) is not int
         ):
             raise ConfigError(
                 "the saved averages do not fit: they were written by a run with another model or "

@@ -31,7 +31,9 @@ class DopplerFilter(Filter):
         self.state |= {f"input {k}": torch.zeros_like(like) for k in range(1, len(taps))}
         # The recursion on the unit step: past outputs, newest first. Its inputs are all 1.
         self.state["gains"] = torch.zeros(max(len(feedback), 1), dtype=torch.float64)
-        self.noise_power = _noise_power(self._feedback, self._taps)
+        # The impulse response, newest first, and the sum of its squares: what white noise becomes.
+        self.state["response"] = torch.zeros(max(len(feedback), 1), dtype=torch.float64)
+        self.state["energy"] = torch.zeros(1, dtype=torch.float64)
 
     def _filter(self, release: Release, out: Tensor) -> None:
         values = release.values
@@ -42,7 +44,20 @@ class DopplerFilter(Filter):
             out.add_(self.state[f"output {k}"], alpha=-back)
         self._shift("output", len(self._feedback), out)
         self._shift("input", len(self._taps) - 1, values)
+        self._respond()
         out.div_(self._gain())
+
+    def noise_powers(self, groups: int) -> list[float]:
+        """The energy of the response so far over the squared gain; the same in all groups."""
+        gain = float(self.state["gains"][0])
+        return [float(self.state["energy"]) / gain**2] * groups
+
+    def _respond(self) -> None:
+        past = self.state["response"]
+        value = self._taps[self.count] if self.count < len(self._taps) else 0.0
+        value -= sum(a * float(h) for a, h in zip(self._feedback, past, strict=False))
+        self.state["response"] = torch.cat([past.new_tensor([value]), past[:-1]])
+        self.state["energy"] += value**2
 
     def _gain(self) -> float:
         gains = self.state["gains"]
@@ -56,17 +71,3 @@ class DopplerFilter(Filter):
             self.state[f"{name} {k}"].copy_(self.state[f"{name} {k - 1}"])
         if depth:
             self.state[f"{name} 1"].copy_(newest)
-
-
-def _noise_power(feedback: Sequence[float], taps: Sequence[float], steps: int = 20_000) -> float:
-    """Sum of the squared impulse response over the squared gain, for a settled filter."""
-    past, response = [0.0] * len(feedback), []
-    for t in range(steps):
-        value = (taps[t] if t < len(taps) else 0.0) - sum(
-            a * m for a, m in zip(feedback, past, strict=True)
-        )
-        past = [value, *past[:-1]] if past else past
-        response.append(value)
-        if t > len(taps) and abs(value) < 1e-12:
-            break
-    return sum(h * h for h in response) / sum(response) ** 2

@@ -18,13 +18,7 @@ from vestige.release import Release
 
 
 class Filter(ABC):
-    """Keeps what it needs of the past, as named tensors in `state`, and the number of releases.
-
-    `noise_power` is the sum of the squares of its impulse response: how much of a release's noise
-    variance reaches the optimizer once the filter has settled.
-    """
-
-    noise_power: float = 1.0
+    """Keeps what it needs of the past, as named tensors in `state`, and the number of releases."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -38,9 +32,9 @@ class Filter(ABC):
         self._filter(release, out)
         self.count += 1
 
+    @abstractmethod
     def noise_powers(self, groups: int) -> list[float]:
-        """The noise power in each of the groups."""
-        return [self.noise_power] * groups
+        """How much of a release's noise variance is in the last output, in each of the groups."""
 
     @abstractmethod
     def _filter(self, release: Release, out: Tensor) -> None:
@@ -53,6 +47,7 @@ class Filter(ABC):
     def check_state(self, state: Any) -> None:
         """Refuse a saved filter that does not fit, before anything is changed."""
         fits = isinstance(state, Mapping) and type(state.get("count")) is int
+        fits = fits and state["count"] >= 0
         for name, value in self.state.items():
             saved = state.get(name) if fits else None
             fits = fits and isinstance(saved, Tensor) and saved.shape == value.shape
@@ -75,9 +70,17 @@ class RunningMean(Filter):
     def __init__(self, like: Tensor, gain: float) -> None:
         super().__init__()
         self._gain = gain
-        self.state = {"mean": torch.zeros_like(like)}
-        self.noise_power = gain / (2 - gain)
+        self.state = {
+            "mean": torch.zeros_like(like),
+            "power": torch.zeros(1, dtype=torch.float64),
+        }
+
+    def noise_powers(self, groups: int) -> list[float]:
+        """The same in all groups."""
+        return [float(self.state["power"])] * groups
 
     def _filter(self, release: Release, out: Tensor) -> None:
-        self.state["mean"].lerp_(release.values, self._gain if self.count else 1.0)
+        gain = self._gain if self.count else 1.0
+        self.state["mean"].lerp_(release.values, gain)
+        self.state["power"].mul_((1 - gain) ** 2).add_(gain**2)
         out.copy_(self.state["mean"])

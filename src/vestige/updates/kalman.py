@@ -37,12 +37,13 @@ class KalmanFilter(Filter):
             "previous": torch.zeros_like(like),
             # By group, the mean of |y_t - y_(t-1)|^2 / d - R_t - R_(t-1), which estimates Q.
             "moves": torch.zeros(len(self._segments), dtype=torch.float64),
+            "powers": torch.zeros(len(self._segments), dtype=torch.float64),
         }
         self.gains = [1.0] * len(self._segments)
 
     def noise_powers(self, groups: int) -> list[float]:
-        """That of an exponential average with the group's gain k: k / (2 - k)."""
-        return [k / (2 - k) for k in self.gains]
+        """P <- (1 - gain)^2 P + gain^2, group by group."""
+        return [float(power) for power in self.state["powers"]]
 
     def _filter(self, release: Release, out: Tensor) -> None:
         estimate, previous = self.state["estimate"], self.state["previous"]
@@ -56,12 +57,15 @@ class KalmanFilter(Filter):
                 self.state["moves"][g] += (excess - self.state["moves"][g]) / self.count
             self.gains[g] = self._gain(float(self.state["moves"][g]), noise[g])
             estimate[part].lerp_(values[part], self.gains[g])
+            self.state["powers"][g].mul_((1 - self.gains[g]) ** 2).add_(self.gains[g] ** 2)
         previous.copy_(values)
         out.copy_(estimate)
 
     def _gain(self, moves: float, noise: float) -> float:
         if self.count == 0 or noise == 0:
             return 1.0  # the first release is all there is; without noise every release is exact
-        ratio = max(0.0, moves) / noise
+        ratio = min(max(0.0, moves) / noise, 1e12)
+        # (sqrt(r^2 + 4r) - r) / 2, written so that a large r does not cancel.
+        steady = 2 * ratio / (ratio + math.sqrt(ratio * ratio + 4 * ratio)) if ratio else 0.0
         # Never below what averaging everything seen so far would use.
-        return max((math.sqrt(ratio * ratio + 4 * ratio) - ratio) / 2, 1 / (self.count + 1))
+        return max(steady, 1 / (self.count + 1))
