@@ -20,9 +20,10 @@ import pooch
 import pytest
 import torch
 from typer.main import get_command
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import vestige
+from tests.program import plain, run, run_json
 from vestige import accounting, methods, settings
 from vestige.cli import app
 from vestige.engine import REPEATABLE
@@ -39,29 +40,6 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VESTIGE_DATA", raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # `train` sets it: undone after the test
-
-
-def run(arguments: str, *more: str, **environment: str) -> Result:
-    """The program with `arguments`, split at the spaces, and `more`, taken as they are."""
-    line = [*arguments.split(), *more]
-    # catch_exceptions=False: an error that the program does not expect must fail the test.
-    return CliRunner().invoke(
-        app, line, env=environment, catch_exceptions=False, prog_name="vestige"
-    )
-
-
-def run_json(arguments: str, *more: str) -> dict[str, Any]:
-    result = run(arguments, *more, "--json")
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    report = json.loads(result.stdout, parse_constant=pytest.fail)  # no NaN, no Infinity
-    assert isinstance(report, dict)
-    return report
-
-
-def plain(text: str) -> str:
-    """Without colours, frames and line breaks."""
-    return " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|[│╭╮╰╯─┃┏┓]", " ", text).split())
 
 
 def weights(report: dict[str, Any]) -> dict[str, torch.Tensor]:

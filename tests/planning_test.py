@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.linalg import toeplitz
-from typer.testing import CliRunner, Result
 
+from tests.program import run, run_json
 from vestige import accounting, methods, planning, planning_report
-from vestige.cli import app
 from vestige.errors import ConfigError
 from vestige.ledger import Event
 from vestige.planning import Comparison, Form, Request, Row
@@ -32,22 +31,6 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.chdir(tmp_path)
     yield
     assert not list(tmp_path.glob(".*.partial"))
-
-
-def run(arguments: str, *more: str, **environment: str) -> Result:
-    line = [*arguments.split(), *more]
-    return CliRunner().invoke(
-        app, line, env=environment, catch_exceptions=False, prog_name="vestige"
-    )
-
-
-def run_json(arguments: str, *more: str) -> dict[str, Any]:
-    result = run(arguments, *more, "--json")
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    report = json.loads(result.stdout, parse_constant=pytest.fail)
-    assert isinstance(report, dict)
-    return report
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import re
 import subprocess
 import sys
 import tracemalloc
@@ -24,6 +23,8 @@ from torch import Tensor, nn
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
+from tests import program
+from tests.program import plain
 from vestige import ConfigError, models, spectrum, spectrum_report
 from vestige.cli import app
 from vestige.settings import MODELS
@@ -601,23 +602,11 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(arguments: str, *more: str, **environment: str) -> Result:
-    line = ["spectrum", *arguments.split(), *more]
-    return CliRunner().invoke(
-        app, line, env=environment, catch_exceptions=False, prog_name="vestige"
-    )
+    return program.run(f"spectrum {arguments}", *more, **environment)
 
 
 def run_json(arguments: str, *more: str) -> dict[str, Any]:
-    result = run(arguments, *more, "--json")
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    report = json.loads(result.stdout, parse_constant=pytest.fail)  # no NaN, no Infinity
-    assert isinstance(report, dict)
-    return report
-
-
-def plain(text: str) -> str:
-    return " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|[│╭╮╰╯─]", " ", text).split())
+    return program.run_json(f"spectrum {arguments}", *more)
 
 
 command = pytest.mark.usefixtures("_in_empty_folder")

@@ -19,16 +19,21 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+class _AdamFamily(Method):
+    """What the four share."""
+
+    guarantee: ClassVar[str] = AT_SIGMA
+    extra_memory: ClassVar[str] = "2 x parameters (Adam's own)"
+    default_lr: ClassVar[float] = 0.01
+
+
 @dataclass(frozen=True)
-class DPAdam(Method):
+class DPAdam(_AdamFamily):
     """Adam on releases. Proven: Poisson-subsampled Gaussian at sigma."""
 
     name: ClassVar[str] = "dp-adam"
     paper: ClassVar[str] = "standard; see Tang et al. 2024, arXiv 2312.14334"
-    guarantee: ClassVar[str] = AT_SIGMA
     summary: ClassVar[str] = "Adam on releases"
-    extra_memory: ClassVar[str] = "2 x parameters (Adam's own)"
-    default_lr: ClassVar[float] = 0.01
 
     def optimizer_class(self) -> type[Optimizer]:
         """torch.optim.Adam."""
@@ -38,15 +43,12 @@ class DPAdam(Method):
 
 
 @dataclass(frozen=True)
-class DPAdamW(Method):
+class DPAdamW(_AdamFamily):
     """AdamW on releases. Proven: Poisson-subsampled Gaussian at sigma."""
 
     name: ClassVar[str] = "dp-adamw"
     paper: ClassVar[str] = "Chooi et al. 2025, arXiv 2511.07843"
-    guarantee: ClassVar[str] = AT_SIGMA
     summary: ClassVar[str] = "Adam on releases with decoupled weight decay"
-    extra_memory: ClassVar[str] = "2 x parameters (Adam's own)"
-    default_lr: ClassVar[float] = 0.01
 
     def optimizer_class(self) -> type[Optimizer]:
         """torch.optim.AdamW."""
@@ -56,14 +58,12 @@ class DPAdamW(Method):
 
 
 @dataclass(frozen=True)
-class DPAdamBC(Method):
+class DPAdamBC(_AdamFamily):
     """Adam with the noise taken out of its second moment. Proven: subsampled Gaussian at sigma."""
 
     name: ClassVar[str] = "dp-adambc"
     paper: ClassVar[str] = "Tang et al. 2024, arXiv 2312.14334"
-    guarantee: ClassVar[str] = AT_SIGMA
     summary: ClassVar[str] = "Adam whose second moment is corrected by the known noise"
-    extra_memory: ClassVar[str] = "2 x parameters (Adam's own)"
     default_lr: ClassVar[float] = 0.001  # corrected steps are about ten times longer
 
     def optimizer_class(self) -> type[Optimizer]:
@@ -74,15 +74,13 @@ class DPAdamBC(Method):
 
 
 @dataclass(frozen=True)
-class DPAdamWBC(Method):
+class DPAdamWBC(_AdamFamily):
     """DP-AdamBC with decoupled weight decay. Proven: Poisson-subsampled Gaussian at sigma."""
 
     name: ClassVar[str] = "dp-adamw-bc"
     paper: ClassVar[str] = "Chooi et al. 2025, arXiv 2511.07843"
-    guarantee: ClassVar[str] = AT_SIGMA
     summary: ClassVar[str] = "dp-adambc with decoupled weight decay"
-    extra_memory: ClassVar[str] = "2 x parameters (Adam's own)"
-    default_lr: ClassVar[float] = 0.001  # corrected steps are about ten times longer
+    default_lr: ClassVar[float] = 0.001
 
     def optimizer_class(self) -> type[Optimizer]:
         """vestige.updates.adam.AdamWBC."""
