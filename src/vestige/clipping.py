@@ -51,14 +51,14 @@ class Auto:
 
 
 Clipping = Partition | Auto
-_NAMED = {"auto": Auto("flat"), "auto_per_layer": Auto("per_layer")}
+_NAMED: dict[str, Auto] = {"auto": Auto("flat"), "auto_per_layer": Auto("per_layer")}
 
 
-def automatic(clipping: Clipping) -> Auto | None:
-    """The automatic clipping that is meant, or None for a fixed bound."""
-    if isinstance(clipping, Auto):
-        return clipping
-    return _NAMED.get(clipping) if isinstance(clipping, str) else None
+def taken_apart(clipping: Clipping) -> tuple[Partition, Auto | None]:
+    """The partition of a clipping, and what makes it automatic, None for a fixed bound."""
+    if isinstance(clipping, str):
+        clipping = _NAMED.get(clipping, clipping)
+    return (clipping.groups, clipping) if isinstance(clipping, Auto) else (clipping, None)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vestige import accounting
-from vestige.clipping import Clip, Clipping, automatic
+from vestige.clipping import Clip, Clipping, taken_apart
 from vestige.errors import ConfigError, PrivacyError
 from vestige.gradients import capture
 from vestige.groups import partition
@@ -143,8 +143,8 @@ class PrivacyEngine:
                 f"of {type(optimizer).__name__} does not know: use another optimizer."
             )
         form = chosen.clipping if clipping is None else clipping
-        auto = automatic(form)
-        groups = partition(module, auto.groups if auto else form)  # type: ignore[arg-type]
+        parts, auto = taken_apart(form)
+        groups = partition(module, parts)
         clip = Clip.over(max_grad_norm, groups.names, auto.stability if auto else None)
         noise = noise_scales(
             noise_multiplier, group_noise_multipliers, clip.bounds, groups.names, steps
@@ -158,7 +158,7 @@ class PrivacyEngine:
             size_declared=dataset_size is not None,
             batch_size=batch_size,
             sample_rate=sampling_rate(size, batch_size, sample_rate, steps),
-            clipping=str(auto) if auto else form if isinstance(form, str) else "partition",
+            clipping=str(auto) if auto else parts if isinstance(parts, str) else "partition",
             group_names=groups.names,
             bounds=clip.bounds,
             noise_multiplier=constant([scale.joint for scale in noise]),

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from vestige.errors import ConfigError
 from vestige.memory.base import View
+from vestige.memory.products import Products
 from vestige.release import _CERTIFICATE, Branch, Release
 
 # Columns at a time: float32 sums over more of them would lose digits, and a ring of a narrower type
@@ -46,8 +47,8 @@ class History:
         ema: float,
         dtype: torch.dtype | None = None,
     ) -> None:
-        rows, parts = window - 1, len(segments)
-        self._segments, self._ema = list(segments), ema
+        rows = window - 1
+        self._segments = list(segments)
         self._wide = dtype in (None, like.dtype)
         # The trend is the row below the ring, so that one pass meets both; it stays wide.
         self._rows = like.new_zeros(rows + 1 if self._wide else 1, like.numel())
@@ -58,10 +59,8 @@ class History:
         self._mixed = torch.zeros_like(like)
         self.count = 0  # the step of the release that is expected next
         self._kept = 0  # releases since the start, or since `restart`
-        # Inner products by lag, newest first. So small that numpy on the CPU is the place for them.
-        self._gram = np.zeros((parts, rows, rows))
-        self._trend_dots = np.zeros((parts, rows))
-        self._trend_square = np.zeros(parts)
+        # So small that numpy on the CPU is the place for them.
+        self._inner = Products(len(segments), rows, ema)
 
     @property
     def depth(self) -> int:
@@ -84,45 +83,24 @@ class History:
         if not np.isfinite(products).all():
             self.restart(self.count + 1, "the squares of the releases exceed their precision")
             return
-        first = self._kept == 0
-        ema = 1.0 if first else self._ema
-        self._trend.copy_(new) if first else self._trend.lerp_(new, ema)
+        self._trend.lerp_(new, self._inner.ema) if self._kept else self._trend.copy_(new)
         self._kept += 1
-        along, with_trend = products[:, self._order()], products[:, -1]
-        self._gram[:, 1:, 1:] = self._gram[:, :-1, :-1]
-        self._gram[:, 0, :] = self._gram[:, :, 0] = along
-        # <s_j, mu_t> and |mu_t|^2 follow from the products that are known already.
-        self._trend_dots[:, 1:] = self._trend_dots[:, :-1]
-        self._trend_dots[:, 0] = with_trend
-        self._trend_dots = (1 - ema) * self._trend_dots + ema * along
-        self._trend_square = (
-            ema**2 * along[:, 0]
-            + 2 * ema * (1 - ema) * with_trend
-            + (1 - ema) ** 2 * self._trend_square
-        )
+        self._inner.append(products[:, self._order()], products[:, -1])
         self.count += 1
 
     def restart(self, step: int, why: str) -> None:
         """Forget everything before `step`. Nothing private decides it, so nothing is revealed."""
         warnings.warn(f"the memory starts afresh at step {step}: {why}.", UserWarning, stacklevel=2)
         self.count, self._kept = step, 0
-        for array in (self._gram, self._trend_dots, self._trend_square):
-            array[:] = 0
+        self._inner.restart()
 
     def view(self, exponents: Sequence[float | None] = ()) -> View:
         """What a memory rule sees: inner products by lag, newest release first."""
-        n = self.depth
-        return View(
-            self.count,
-            self._gram[:, :n, :n].copy(),
-            self._trend_dots[:, :n].copy(),
-            self._trend_square,
-            tuple(exponents),
-        )
+        return self._inner.view(self.count, self.depth, exponents)
 
     def release_norms(self) -> npt.NDArray[np.float64]:
         """The norm of the newest release in each part."""
-        norms: npt.NDArray[np.float64] = np.sqrt(np.maximum(self._gram[:, 0, 0], 0))
+        norms: npt.NDArray[np.float64] = np.sqrt(np.maximum(self._inner.gram[:, 0, 0], 0))
         return norms
 
     @torch.no_grad()
@@ -171,9 +149,7 @@ class History:
             "kept": self._kept,
             "ring": self._ring.clone(),
             "trend": self._trend.clone(),
-            "gram": torch.from_numpy(self._gram.copy()),
-            "trend_dots": torch.from_numpy(self._trend_dots.copy()),
-            "trend_square": torch.from_numpy(self._trend_square.copy()),
+            "products": self._inner.state_dict(),
         }
 
     def check_state(self, state: Any, step: int) -> None:
@@ -185,6 +161,9 @@ class History:
             if isinstance(ours, int):
                 if type(saved) is not int or saved < 0:
                     raise _misfit(name, "is no count")
+            elif name == "products":
+                if not self._inner.fits(saved):
+                    raise _misfit(name, "do not fit")
             elif (
                 not isinstance(saved, Tensor)
                 or (saved.shape, saved.dtype) != (ours.shape, ours.dtype)
@@ -199,9 +178,7 @@ class History:
         self.count, self._kept = state["count"], state["kept"]
         self._ring.copy_(state["ring"])
         self._trend.copy_(state["trend"])
-        self._gram = state["gram"].cpu().numpy().copy()
-        self._trend_dots = state["trend_dots"].cpu().numpy().copy()
-        self._trend_square = state["trend_square"].cpu().numpy().copy()
+        self._inner.load_state_dict(state["products"])
 
 
 def _misfit(name: str, what: str) -> ConfigError:

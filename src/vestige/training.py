@@ -80,7 +80,7 @@ def train(
     tell(Progress(f"loading {Path(config.dataset).name}"))
 
     from vestige import data, models
-    from vestige.clipping import automatic
+    from vestige.clipping import taken_apart
     from vestige.groups import partition
 
     device = _device(config.device)
@@ -94,9 +94,8 @@ def train(
         device
     )
     # Found here rather than in the engine, before seconds go into the calibration.
-    auto = automatic(config.chosen_clipping)
-    groups = partition(model, auto.groups if auto else config.chosen_clipping)
-    _check_bounds(config.clip, groups.names)
+    parts, _ = taken_apart(config.chosen_clipping)
+    _check_bounds(config.clip, partition(model, parts).names)
 
     tell(Progress("accounting"))
     method = resolve(config.method, config.settings)

@@ -91,7 +91,7 @@ class Recollection:
         assert self._recall is not None
         self._history.append(release)
         if self._noise:
-            self._noise.append(self._coefficients, self._noise_power(release.step))
+            self._noise.inherit(self._coefficients, self._noise_power(release.step))
         self._last = release.step, self._recall, self._branch_norms, self._history.release_norms()
 
     def _noise_power(self, step: int) -> Array:
@@ -143,8 +143,8 @@ class Recollection:
         self._history.check_state(state["history"], step)
         if self._spectra is not None:
             self._spectra.check_state(state["exponents"])
-        if self._noise and not isinstance(state["noise"], Mapping):
-            raise ConfigError("the saved memory lacks its noise: it was damaged.")
+        if self._noise and not self._noise.fits(state["noise"]):
+            raise ConfigError("the saved memory's noise does not fit: it was damaged.")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved memory that `check_state` has let through.
