@@ -1,7 +1,7 @@
 """Inner products of a run's last vectors and of their trend, by lag, newest first.
 
 The trend is mu_0 = v_0, mu_t = ema * v_t + (1 - ema) * mu_(t-1); its own products follow from those
-of the vectors. The history keeps the products of releases here, the noise Gram those of their noise.
+of the vectors. The history keeps the products of releases, the noise Gram those of their noise.
 """
 
 from __future__ import annotations
