@@ -592,7 +592,7 @@ def test_budget_of_a_joint_multiplier() -> None:
         "sample_rate": 0.04,
         "steps": 6250,
         "delta": 1e-5,
-        "guarantee": "(epsilon, delta)-DP, add/remove one record",
+        "guarantee": "(epsilon, delta)-DP, add or remove one record",
         "marginal_epsilon": None,
     }
 

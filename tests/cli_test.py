@@ -218,7 +218,7 @@ def test_without_noise_epsilon_is_null() -> None:
     assert report["epsilon"] is None
     assert report["guarantee"] == "none"
     text = plain(run(TINY, "--noise-multiplier", "0").stdout)
-    assert "privacy none: epsilon is infinite" in text
+    assert "privacy no guarantee: epsilon is infinite" in text
 
 
 def test_the_default_noise_multiplier_is_one_and_a_target_is_never_exceeded() -> None:
@@ -501,7 +501,7 @@ def test_budget_without_noise_is_null_and_infinite() -> None:
     report = run_json(arguments)
     assert report["epsilon"] == {"pld": None, "rdp": None, "rdp_classic": None}
     assert report["guarantee"] == "none"
-    assert plain(run(arguments).stdout).count("infinite") == 3
+    assert plain(run(arguments).stdout).count("no guarantee") == 3
 
 
 def test_budget_reads_as_a_table_whose_figures_are_rounded_up() -> None:

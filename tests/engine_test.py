@@ -1146,7 +1146,7 @@ def test_the_state_holds_public_numbers_only():
     assert "987654321" not in text
     assert set(engine.state_dict()) == {
         "version", "plan", "ledger", "released", "next_lot", "repeatable_noise", "memory",
-        "filter", "ascent", "averaging",
+        "filter", "ascent", "averaging", "geometry", "importance", "clip", "rate",
     }  # fmt: skip
 
 
@@ -1259,9 +1259,9 @@ def test_noise_draws_charges_and_releases_are_counted_alike(monkeypatch):
     draws = []
     blocks = Randomness.normal_blocks
 
-    def counted(self, like, step):
+    def counted(self, like, step, *purpose):
         draws.append(step)
-        return blocks(self, like, step)
+        return blocks(self, like, step, *purpose)
 
     monkeypatch.setattr(Randomness, "normal_blocks", counted)
     engine, model, optimizer, loader = private(max_physical_batch_size=2, batch_size=1)

@@ -160,10 +160,10 @@ def train(method="fo", lots=8, *, model=None, data=None, replay=None, lr=0.5, **
     tape = Tape(engine, model, partition(model, engine.plan.clipping), [])
     original = Door.release
 
-    def spy(door, clipped, sample_rate, branch=None, gain=1.0):
+    def spy(door, clipped, sample_rate, branch=None, gain=1.0, lot=None):
         total = clipped._values.clone()
         values = torch.zeros_like(total) if branch is None else branch.values.clone()
-        out = original(door, clipped, sample_rate, branch, gain)
+        out = original(door, clipped, sample_rate, branch, gain, lot)
         drawn = out.values.clone()
         if replay is not None:
             out._values.copy_(replay[out.step])
@@ -349,7 +349,7 @@ def history_of(vectors: list[Tensor], window: int, ema: float, parts: int = 1) -
     """A real history that a real door, without noise, has released `vectors` into."""
     size = len(vectors[0])
     groups = partition(nn.Linear(size, 1, bias=False, dtype=torch.float64), "flat")
-    door = Door(groups, NoiseScale.shared(0.0, (1.0,)), Randomness(SEED), Ledger())
+    door = Door(groups, NoiseScale.shared(0.0), Randomness(SEED), Ledger())
     edges = [size * i // parts for i in range(parts + 1)]
     segments = [slice(a, b) for a, b in pairwise(edges)]
     history = History(segments, groups.buffer(), window, ema)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from vestige.schedule import Table, at
 
 ACCOUNTANTS = ("pld", "rdp", "rdp_classic")
 
-GUARANTEE = "(epsilon, delta)-DP, add/remove one record"
+GUARANTEE = "(epsilon, delta)-DP, add or remove one record"
 MARGINAL_NOTE = "diagnostic, not a guarantee"
 
 # Calibration: searched range of the accounted multiplier, and relative width of the answer.
@@ -82,6 +82,11 @@ def epsilon(events: Sequence[Event], delta: float, accountant: str = "pld") -> f
     return composed_epsilon(events, delta, name)
 
 
+def guarantee(epsilon: float, adjacency: str) -> str:
+    """The guarantee in words; "none" where epsilon is infinite."""
+    return f"(epsilon, delta)-DP, {adjacency}" if math.isfinite(epsilon) else "none"
+
+
 def joint_multiplier(group_noise_multipliers: Sequence[float]) -> float:
     """The multiplier of releasing all groups at once: 1 / sqrt(sum sigma_g^-2).
 
@@ -97,6 +102,30 @@ def joint_multiplier(group_noise_multipliers: Sequence[float]) -> float:
         return smallest
     # Relative to the smallest, so that no square over- or underflows.
     return smallest / math.sqrt(math.fsum((smallest / sigma) ** 2 for sigma in sigmas))
+
+
+@dataclass(frozen=True)
+class Charge:
+    """An event whose multiplier z follows the noise sigma:  1/z^2 = (weight/sigma)^2 + beside^2.
+
+    `weight` is beta for one look at the lot, sqrt(2) beta for two looks at the same lot; `beside`
+    is the inverse multiplier of what is released along with the sum at a noise of its own, such as
+    the count of quantile clipping. Gaussian releases of one lot, each chosen after the one before,
+    are together one Gaussian release with this multiplier under one Poisson draw.
+    """
+
+    sample_rate: float
+    weight: float = 1.0
+    beside: float = 0.0
+
+    def event(self, noise: float, count: int = 1) -> Event:
+        """The event at this noise; without noise nothing is hidden."""
+        if not self.weight:
+            return Event(self.sample_rate, 1 / self.beside if self.beside else math.inf, count)
+        own = noise / self.weight
+        if own and self.beside:
+            own = 1 / math.hypot(1 / own, self.beside)
+        return Event(self.sample_rate, own, count)
 
 
 def calibrate(
@@ -117,14 +146,28 @@ def calibrate(
     are rounded to about 64, pessimistically, which can cost a few per cent of noise; PLD then takes
     up to a minute, RDP does not).
     """
+    charges = step_charges(sample_rate, beta, steps)
+    noise, reached = noise_for(target_epsilon, delta, charges, accountant)
+    name = accountant_name(accountant)
+    return Calibration(
+        noise, reached, float(target_epsilon), float(delta), sample_rate, steps, name, beta
+    )
+
+
+def noise_for(
+    target_epsilon: float,
+    delta: float,
+    charges: Mapping[Charge, int],
+    accountant: str = "pld",
+) -> tuple[float, float]:
+    """The smallest noise at which these charges stay within `target_epsilon`, and its epsilon."""
     name = accountant_name(accountant)
     target = _check_positive(target_epsilon, "target_epsilon", "give a finite epsilon above 0")
     delta = _check_delta(delta)
-    shape = _step_shapes(sample_rate, beta, steps)
-    largest = max(b for _, b in shape)
+    largest = max(charge.weight for charge in charges)
 
     def spent(noise: float, by: str = name) -> float:
-        return epsilon(_events_of(shape, noise), delta, by)
+        return epsilon(events_of(charges, noise), delta, by)
 
     start = largest
     if name == "pld":
@@ -134,31 +177,37 @@ def calibrate(
     noise = _search(spent, target, start, largest, _NOISE_TOLERANCE)
     if noise is None:
         floor = spent(_NOISE_RANGE[1] * largest)
+        aside = any(charge.beside for charge in charges)
         raise ConfigError(
             f"target_epsilon {target} cannot be reached with a noise multiplier up to "
             f"{_NOISE_RANGE[1]:g} (epsilon {floor:.3g} there, accountant {name}): raise epsilon or "
             "delta, lower the sampling rate or the number of steps, or use accountant pld"
+            + (", or raise the noise of what is released beside the sum" if aside else "")
         )
-    return Calibration(noise, spent(noise), target, delta, sample_rate, steps, name, beta)
+    return noise, spent(noise)
 
 
-def step_events(sample_rate: Table, noise: float, beta: Table, steps: int) -> list[Event]:
-    """The events of `steps` releases, accounted at noise / beta, step by step under a schedule."""
-    return _events_of(_step_shapes(sample_rate, beta, steps), noise)
+def step_charges(
+    sample_rate: Table, beta: Table, steps: int, looks: int = 1, beside: float = 0.0
+) -> Counter[Charge]:
+    """The charges of `steps` releases, one for each lot, under schedules of rate and beta.
 
+    `looks` is how often a step looks at its lot, `beside` as in `Charge`.
+    """
+    steps = Event(1.0, 1.0, steps).count
 
-def _events_of(shape: Counter[tuple[float, float]], noise: float) -> list[Event]:
-    return [Event(rate, noise / beta, count) for (rate, beta), count in shape.items()]
+    def charge(t: int) -> Charge:
+        rate = Event(at(sample_rate, t), 1.0).sample_rate
+        return Charge(rate, math.sqrt(looks) * _check_beta(at(beta, t)), beside)
 
-
-def _step_shapes(sample_rate: Table, beta: Table, steps: int) -> Counter[tuple[float, float]]:
-    """How many of the steps have which sampling rate and beta."""
     if not isinstance(sample_rate, tuple) and not isinstance(beta, tuple):
-        return Counter({(Event(sample_rate, 1.0, steps).sample_rate, _check_beta(beta)): steps})
-    return Counter(
-        (Event(at(sample_rate, t), 1.0).sample_rate, _check_beta(at(beta, t)))
-        for t in range(Event(1.0, 1.0, steps).count)
-    )
+        return Counter({charge(0): steps})
+    return Counter(charge(t) for t in range(steps))
+
+
+def events_of(charges: Mapping[Charge, int], noise: float) -> list[Event]:
+    """The events of these charges at a noise multiplier."""
+    return [charge.event(noise, count) for charge, count in charges.items()]
 
 
 def budget(

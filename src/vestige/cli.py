@@ -6,38 +6,34 @@ stdout and progress to stderr, so that `--json` leaves the JSON alone on stdout.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 from typer.core import TyperGroup
 
 from vestige import (
     __version__,
     accounting,
+    cli_experiments,
     planning,
     planning_report,
     settings,
     spectrum_report,
     training,
 )
+from vestige.display import Display, methods_table, pairs, print_json, print_result, shown
 from vestige.errors import ConfigError, VestigeError
 from vestige.methods import METHODS
 from vestige.plan import check_count
 from vestige.plots import check_plot
 from vestige.settings import TrainConfig
 from vestige.spectrum import ESTIMATORS
-from vestige.training import Progress
 
 # typer has carried a click of its own since 0.26: this is UsageError, wherever it lives.
 _UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
@@ -251,12 +247,12 @@ def train(
     # Read when torch is loaded. Threads that spin while they wait make a step up to a hundred
     # times slower on a machine that has other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with _Display(quiet=as_json) as display:
+    with Display(quiet=as_json) as display:
         result = training.train(config, progress=display)
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
-        _print_result(result)
+        print_result(result)
     if result["interrupted"]:
         typer.echo(
             f"vestige: interrupted after {result['steps']} steps; what was trained so far is in "
@@ -293,15 +289,15 @@ def budget(
         groups=groups,
     )
     if as_json:
-        _print_json(report)
+        print_json(report)
         return
     marginal = report["marginal_epsilon"]
     table = Table("accountant", "epsilon", title=f"epsilon at delta {report['delta']:g}")
     if marginal:
         table.add_column(f"one group alone\n({report['marginal_note']})")
     for name, value in report["epsilon"].items():
-        row = [name, _shown(value, 4)]
-        table.add_row(*row, *([_shown(marginal[name], 4)] if marginal else []))
+        row = [name, shown(value, 4)]
+        table.add_row(*row, *([shown(marginal[name], 4)] if marginal else []))
     console = Console()
     console.print(table)
     console.print(f"sigma_eff {report['sigma_eff']:.6g}; guarantee: {report['guarantee']}")
@@ -329,16 +325,14 @@ def calibrate(
         accountant=accountant,
     )
     if as_json:
-        _print_json(report)
+        print_json(report)
         return
-    table = _pairs()
-    table.add_row(
-        "noise multiplier", f"{_shown(report['noise_multiplier'], 6)}  (joint: for train)"
-    )
+    table = pairs()
+    table.add_row("noise multiplier", f"{shown(report['noise_multiplier'], 6)}  (joint: for train)")
     if report["groups"] > 1:
-        per_group = _shown(report["group_noise_multiplier"], 6)
+        per_group = shown(report["group_noise_multiplier"], 6)
         table.add_row("in each group", f"{per_group}  ({report['groups']} groups)")
-    reached = f"{_shown(report['epsilon'], 4)} at delta {report['delta']:g}"
+    reached = f"{shown(report['epsilon'], 4)} at delta {report['delta']:g}"
     table.add_row("epsilon reached", f"{reached}  ({report['accountant']})")
     Console().print(table)
 
@@ -367,7 +361,7 @@ def plan(
     with Console(stderr=True).status("calibrating the noise") as status:
         comparison = planning.compare(request, status.update)
     if as_json:
-        _print_json(comparison.as_dict())
+        print_json(comparison.as_dict())
     else:
         console = Console(highlight=False)
         if not console.is_terminal:
@@ -418,7 +412,7 @@ def spectrum(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for `train`
     report = spectrum_report.examine(request)
     if as_json:
-        _print_json(report.as_dict())
+        print_json(report.as_dict())
     else:
         console = Console()
         if not console.is_terminal:
@@ -440,124 +434,16 @@ def methods(as_json: _Json = False) -> None:
             "guarantee": method.guarantee,
             "touches": method.touches,
             "extra_memory": method.extra_memory,
-            "clipping": method.clipping,
+            "clipping": str(method.clipping),
             "settings": method().settings(),
             "paper": method.paper,
         }
         for name, method in METHODS.items()
     ]
     if as_json:
-        _print_json({"methods": rows})
+        print_json({"methods": rows})
         return
-    table = Table(title="touches: how often a step looks at its lot")
-    for heading in ("method", "what it does", "guarantee", "touches", "extra memory", "paper"):
-        table.add_column(heading, no_wrap=heading == "method")
-    for row in rows:
-        kind = str(row["guarantee"]).partition(":")[0]
-        cells = [row["name"], row["summary"], kind, row["touches"], row["extra_memory"]]
-        table.add_row(*(str(cell) for cell in cells), str(row["paper"]))
-    Console().print(table)
-
-
-class _Display:
-    """Shows progress on stderr: a bar on a terminal, otherwise one line for each epoch."""
-
-    def __init__(self, quiet: bool) -> None:
-        console = Console(stderr=True)
-        self._lines = not console.is_terminal and not quiet
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("starting", total=None, figures="")
-
-    def __enter__(self) -> _Display:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, _: object, __: TracebackType | None
-    ) -> None:
-        # A bar that never moved would stand above the error line.
-        self._bar.live.transient = kind is not None
-        self._bar.stop()
-
-    def __call__(self, progress: Progress) -> None:
-        """The callback of `training.train`."""
-        self._bar.update(
-            self._task,
-            description=progress.stage,
-            completed=progress.step,
-            total=progress.steps or None,
-        )
-        metrics = progress.metrics
-        if metrics is None:
-            return
-        figures = (
-            f"epsilon {_shown(metrics['epsilon'])}  loss {_loss(metrics['test_loss'])}  "
-            f"accuracy {metrics['test_accuracy']:.1%}"
-        )
-        if "train_loss_outside_guarantee" in metrics:
-            loss = _loss(metrics["train_loss_outside_guarantee"])
-            figures += f"  train loss {loss} (outside the guarantee)"
-        self._bar.update(self._task, figures=figures)
-        if self._lines:
-            epoch = f"epoch {metrics['epoch']}/{progress.epochs}"
-            typer.echo(f"{epoch}  step {progress.step}/{progress.steps}  {figures}", err=True)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, indent=2, allow_nan=False))
-
-
-def _print_result(result: dict[str, Any]) -> None:
-    table = _pairs()
-    table.add_row("accuracy", f"{result['accuracy']:.2%}  on the held-out split")
-    table.add_row("loss", _loss(result["loss"]))
-    if "averaged_accuracy" in result:
-        table.add_row("averaged", f"{result['averaged_accuracy']:.2%}  with averaged weights")
-    if "train_loss_outside_guarantee" in result:
-        loss = _loss(result["train_loss_outside_guarantee"])
-        table.add_row("training loss", f"{loss}  outside the guarantee")
-    if result["guarantee"] == "none":
-        table.add_row("privacy", "none: epsilon is infinite")
-    else:
-        pair = f"(epsilon {_shown(result['epsilon'])}, delta {result['delta']:g})"
-        table.add_row("privacy", f"{pair}  {result['adjacency']}, {result['accountant']}")
-    noise = f"multiplier {result['noise_multiplier']:.4g}"
-    if isinstance(result["beta"], float) and result["beta"] < 1:
-        accounted = result["noise_multiplier"] / result["beta"]
-        noise += f", accounted at {accounted:.4g} (beta {result['beta']:g})"
-    table.add_row("noise", f"{noise}, {result['steps']} steps")
-    table.add_row("time", f"{result['seconds']:.1f} s")
-    for caveat in result["caveats"]:
-        table.add_row("note", caveat)
-    Console(highlight=False).print(table)
-    typer.echo(f"run folder  {result['folder']}")  # never wrapped: it is there to be copied
-
-
-def _pairs() -> Table:
-    """A table of names and values without lines."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    return table
-
-
-def _shown(value: float | None, places: int = 2) -> str:
-    """An epsilon or the noise for it, rounded up: less would claim more than is known."""
-    if value is None:
-        return "infinite"
-    scale = 10**places
-    return f"{math.ceil(value * scale) / scale:.{places}f}"
-
-
-def _loss(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4f}"
+    Console().print(methods_table(rows))
 
 
 def _settings(pairs: Iterable[str]) -> dict[str, Any]:
@@ -594,6 +480,9 @@ def _clip(text: str) -> float | tuple[float, ...]:
             f"--clip {text!r} is not a number, nor several with commas: for example 1.0 or 1,0.5."
         ) from None
     return bounds if len(bounds) > 1 else bounds[0]
+
+
+cli_experiments.register(app)
 
 
 def _silence_downloads(config: TrainConfig) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vestige.clip_forms import Auto, Clipping, Quantile, taken_apart
 from vestige.errors import ConfigError
-from vestige.groups import Partition
-from vestige.schedule import is_number
+
+__all__ = ["Auto", "Clip", "Clipping", "Quantile", "taken_apart"]
 
 # Gradients that would have to be stretched further stay shorter than the bound. A row's output
 # gradient is at most 1.8e19 (see gradients/uses.py), and its product with a factor must be finite.
@@ -25,45 +26,8 @@ _LONGEST_STRETCH = 1e18
 
 
 @dataclass(frozen=True)
-class Auto:
-    """Automatic clipping: every example contributes C g / (|g| + stability), whatever its norm.
-
-    `clipping="auto"` is AUTO-S over all parameters (stability 0.01), `"auto_per_layer"` the same in
-    each layer; stability 0 is AUTO-V. The bound C becomes a factor of the learning rate.
-
-    Guarantee: a contribution is shorter than C, so sensitivity and cost are those of clipping at C.
-    Paper: Bu et al. 2023, arXiv 2206.07136.
-    """
-
-    groups: Partition = "flat"
-    stability: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not is_number(self.stability) or self.stability < 0:
-            raise ConfigError(
-                f"stability={self.stability!r} must be a finite number of at least 0: 0.01 is "
-                "AUTO-S, 0 is AUTO-V."
-            )
-
-    def __str__(self) -> str:
-        name = self.groups if isinstance(self.groups, str) else "partition"
-        return f"auto, {name}, stability {self.stability!r}"
-
-
-Clipping = Partition | Auto
-_NAMED: dict[str, Auto] = {"auto": Auto("flat"), "auto_per_layer": Auto("per_layer")}
-
-
-def taken_apart(clipping: Clipping) -> tuple[Partition, Auto | None]:
-    """The partition of a clipping, and what makes it automatic, None for a fixed bound."""
-    if isinstance(clipping, str):
-        clipping = _NAMED.get(clipping, clipping)
-    return (clipping.groups, clipping) if isinstance(clipping, Auto) else (clipping, None)
-
-
-@dataclass(frozen=True)
 class Clip:
-    """A fixed l2 bound for each group; with a `stability`, examples are normalised to it."""
+    """The l2 bound of a step for each group; with a `stability`, examples are normalised to it."""
 
     bounds: tuple[float, ...]
     stability: float | None = None

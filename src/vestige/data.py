@@ -128,8 +128,49 @@ def load(
     )
 
 
-def read_npz(path: Path) -> Arrays:
-    """The arrays x_train, y_train, x_test, y_test (and classes, if there) of an .npz file."""
+def load_ranges(
+    name: str,
+    train: tuple[int, int],
+    held_out: tuple[int, int],
+    *,
+    validation: bool = False,
+    data_dir: str | Path | None = None,
+    download: bool = True,
+) -> Dataset:
+    """The examples first, ..., end - 1 of a known set: `train` of its training split, and
+    `held_out` of its test split as what is measured on.
+
+    With `validation` the held-out examples are of the training split too, and the test split is not
+    read from the file: what is tuned on such a dataset cannot have seen the test set.
+    """
+    if name not in _KNOWN:
+        raise ConfigError(f"Unknown dataset {name!r}; choose one of {', '.join(DATASETS)}.")
+    facts, other = _KNOWN[name], "train" if validation else "test"
+    entries = tuple(entry for entry in ENTRIES if entry.endswith(("_train", f"_{other}")))
+    arrays = (
+        _split_digits(0) if name == "digits" else _find_benchmark(name, data_dir, download, entries)
+    )
+
+    def part(split: str, span: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        first, end = span
+        y = _labels(arrays, split)
+        if not 0 <= first < end <= len(y):
+            raise ConfigError(
+                f"the examples {first} to {end} of {name} are asked for, but its {split} split "
+                f"holds {len(y)} examples; ask for fewer."
+            )
+        return _inputs(arrays[f"x_{split}"][first:end], f"x_{split}", facts.white), y[first:end]
+
+    x_train, y_train = part("train", train)
+    x_other, y_other = part(other, held_out)
+    return Dataset(name, x_train, y_train, x_other, y_other, facts.classes)
+
+
+def read_npz(path: Path, entries: tuple[str, ...] = ENTRIES) -> Arrays:
+    """The arrays x_train, y_train, x_test, y_test (and classes, if there) of an .npz file.
+
+    Only `entries` are read and have to be there.
+    """
     if not _holds(path.is_file):
         raise ConfigError(f"There is no readable file {path}; check the path of the dataset.")
     if not zipfile.is_zipfile(path):
@@ -141,13 +182,13 @@ def read_npz(path: Path) -> Arrays:
     try:
         # Without pickle a data file cannot run code.
         with np.load(path, allow_pickle=False) as file:
-            missing = [entry for entry in ENTRIES if entry not in file.files]
+            missing = [entry for entry in entries if entry not in file.files]
             if missing:
                 raise ConfigError(
                     f"{path} has no {', '.join(missing)}; an .npz dataset must hold "
                     f"{', '.join(ENTRIES)}."
                 )
-            for entry in (*ENTRIES, "classes"):
+            for entry in (*entries, "classes"):
                 if entry in file.files:
                     arrays[entry] = file[entry]
     except ConfigError:
@@ -198,7 +239,9 @@ def _split_digits(seed: int) -> Arrays:
     return dict(zip(ENTRIES, parts, strict=True))
 
 
-def _find_benchmark(name: str, data_dir: str | Path | None, download: bool) -> Arrays:
+def _find_benchmark(
+    name: str, data_dir: str | Path | None, download: bool, entries: tuple[str, ...] = ENTRIES
+) -> Arrays:
     folders = []
     if data_dir is not None:
         folders.append(Path(data_dir))
@@ -212,7 +255,7 @@ def _find_benchmark(name: str, data_dir: str | Path | None, download: bool) -> A
     for folder in folders:
         path = folder / f"{name}.npz"
         if _holds(path.is_file):
-            return read_npz(path)
+            return read_npz(path, entries)
     return fetch(name, download)
 
 

@@ -15,29 +15,24 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vestige import accounting
-from vestige.clipping import Clip, Clipping, taken_apart
+from vestige.assembly import assemble, check_settings
+from vestige.clipping import Auto, Clip, Clipping, Quantile, taken_apart
 from vestige.errors import ConfigError, PrivacyError
-from vestige.gradients import capture
 from vestige.groups import partition
 from vestige.ledger import Ledger
-from vestige.memory.recollection import Recollection
-from vestige.methods import Method, charged_weight, query_weight, resolve, share
-from vestige.methods.base import Surroundings
-from vestige.noise import GroupNoise, noise_scales, shaped
+from vestige.methods import METHODS, Method, planned_charges, query_weight, resolve
+from vestige.noise import GroupNoise, NoiseScale, noise_scales, shaped
 from vestige.plan import PrivacyPlan, check_count, lots_per_epoch, sampling_rate
 from vestige.randomness import Randomness
-from vestige.release import Door
-from vestige.run import Run
-from vestige.sampling import LotSampler, PrivateLoader, check_loader
+from vestige.run import Parts, Run
+from vestige.sampling import PrivateLoader, check_loader
 from vestige.schedule import Schedule, constant
-from vestige.updates.adam import AdamBC
-from vestige.updates.averaging import Averaging
-from vestige.updates.filters import Filter
 from vestige.validation import check_criterion, check_model, check_optimizer
 
 _VERSION = 1
-_PARTS = {"memory", "filter", "ascent", "averaging"}
-_STATE = {"plan", "ledger", "released", "next_lot", "repeatable_noise"} | _PARTS
+_STATE = {"plan", "ledger", "released", "next_lot", "repeatable_noise", "memory"} | set(
+    Parts().saved()
+)
 REPEATABLE = "repeatable noise: not private towards anyone who knows the seed"
 
 
@@ -137,32 +132,40 @@ class PrivacyEngine:
             )
         chosen = resolve(method).tabulated(steps)
         chosen.check_optimizer(optimizer)
-        if chosen.filters_releases and isinstance(optimizer, AdamBC):
-            raise ConfigError(
-                f"method {chosen.name!r} changes the noise after the release, which the correction "
-                f"of {type(optimizer).__name__} does not know: use another optimizer."
-            )
-        form = chosen.clipping if clipping is None else clipping
-        parts, auto = taken_apart(form)
+        parts, form = taken_apart(chosen.clipping if clipping is None else clipping)
         groups = partition(module, parts)
-        clip = Clip.over(max_grad_norm, groups.names, auto.stability if auto else None)
-        noise = noise_scales(
-            noise_multiplier, group_noise_multipliers, clip.bounds, groups.names, steps
-        )
+        stability = form.stability if isinstance(form, Auto) else None
+        clip = Clip.over(max_grad_norm, groups.names, stability)
+        geometry = chosen.geometry(groups.buffer())
+        names = groups.names if geometry is None else ("direction", "magnitude")
+        bounds = clip.bounds if geometry is None else geometry.bounds(clip.bounds[0])
+        noise = noise_scales(noise_multiplier, group_noise_multipliers, names, steps)
+        if geometry is not None and group_noise_multipliers is None:
+            noise = [NoiseScale.evenly(scale.joint, len(names)) for scale in noise]
         noise = shaped(noise, chosen.noise_shape(steps))
+        check_settings(
+            chosen,
+            optimizer,
+            form,
+            groups,
+            noise,
+            data_loader.num_workers,
+            max_physical_batch_size,
+        )
         records = len(data_loader.dataset)  # type: ignore[arg-type]
         size = records if dataset_size is None else dataset_size
+        stds = tuple(scale.stds(bounds) for scale in noise)
         plan = PrivacyPlan(
             method=chosen.name,
             dataset_size=size,
             size_declared=dataset_size is not None,
             batch_size=batch_size,
-            sample_rate=sampling_rate(size, batch_size, sample_rate, steps),
-            clipping=str(auto) if auto else parts if isinstance(parts, str) else "partition",
-            group_names=groups.names,
-            bounds=clip.bounds,
+            sample_rate=chosen.charged_rate(sampling_rate(size, batch_size, sample_rate, steps)),
+            clipping=str(form) if form else parts if isinstance(parts, str) else "partition",
+            group_names=names,
+            bounds=bounds,
             noise_multiplier=constant([scale.joint for scale in noise]),
-            noise_stds=noise[0].stds if len(noise) == 1 else tuple(s.stds for s in noise),
+            noise_stds=stds[0] if len(stds) == 1 else stds,
             beta=query_weight(chosen, steps),
             settings=_settings(chosen, denoiser),
             averaging=averaging,
@@ -170,55 +173,34 @@ class PrivacyEngine:
             steps=steps,
             max_physical_batch_size=max_physical_batch_size,
             loss_reduction=loss_reduction,
+            count_noise=form.noise(batch_size) if isinstance(form, Quantile) else None,
+            adjacency=chosen.adjacency,
+            private=chosen.private,
         )
-        randomness = Randomness(
-            self._noise_seed if noise_seed is None else noise_seed,
-            self._secure or secure_mode or secure_noise,
-        )
-        lots = LotSampler(
-            randomness, records, plan.sample_rate, plan.lots_per_epoch, max_physical_batch_size
-        )
-        watch = capture(module, groups, clip, batch_first)
-        door = Door(groups, noise, randomness, self._ledger)
-        rule = chosen.memory(plan.lots_per_epoch)
-        memory = (
-            None
-            if rule is None
-            else Recollection(
-                rule,
-                groups,
-                watch.collector.total,
-                share(chosen, steps),
-                history_dtype,
-                lambda step: door.scale_of(step).stds,
-            )
-        )
-        around = Surroundings(
-            watch.collector.total,
-            groups.slots,
-            groups.segments(),
-            lambda step: door.scale_of(step).stds,
-        )
-        run = Run(
+        run = assemble(
             plan,
-            optimizer,
-            watch,
-            lots,
-            door,
-            randomness,
-            self_check,
-            (self._seed if seed is None else seed) or 0,
-            memory,
-            share(chosen, steps) if chosen.filters_releases else None,
-            _filter(chosen, denoiser, around),
-            chosen.ascent(around),
-            Averaging(averaging, {s.name: s.parameter for s in groups.slots}, steps)
-            if averaging
-            else None,
+            chosen,
+            module=module,
+            optimizer=optimizer,
+            groups=groups,
+            clip=clip,
+            form=form,
+            noise=noise,
+            randomness=Randomness(
+                self._noise_seed if noise_seed is None else noise_seed,
+                self._secure or secure_mode or secure_noise,
+            ),
+            ledger=self._ledger,
+            records=records,
+            history_dtype=history_dtype,
+            denoiser=denoiser,
+            batch_first=batch_first,
+            self_check=self_check,
+            seed=(self._seed if seed is None else seed) or 0,
         )
         run.attach()
         self._run = run
-        return module, optimizer, PrivateLoader(data_loader, lots, run.hand_out)
+        return module, optimizer, PrivateLoader(data_loader, run.lots, run.hand_out)
 
     def make_private_with_epsilon(
         self,
@@ -259,19 +241,23 @@ class PrivacyEngine:
         # A schedule is evaluated once: what is calibrated is what runs.
         rate = sampling_rate(size, batch_size, sample_rate, check_count("steps", steps))
         chosen = resolve(method).tabulated(steps)
-        found = accounting.calibrate(
-            target_epsilon,
-            target_delta,
+        form = options.get("clipping")
+        form = chosen.clipping if form is None else form
+        charges = planned_charges(
+            chosen,
+            form,
+            partition(module, taken_apart(form)[0]).count,
+            size,
+            batch_size,
             rate,
             steps,
-            self.accountant,
-            charged_weight(chosen, steps),
         )
+        noise, _ = accounting.noise_for(target_epsilon, target_delta, charges, self.accountant)
         return self.make_private(
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
-            noise_multiplier=found.noise_multiplier,
+            noise_multiplier=noise,
             max_grad_norm=max_grad_norm,
             method=chosen,
             dataset_size=dataset_size,
@@ -294,6 +280,10 @@ class PrivacyEngine:
                 "that the loader handed out: give one loss per row, one axis, for example "
                 "F.cross_entropy(output, y, reduction='none')."
             )
+        if run.capture.paused:
+            # Rows with weights of their own: the sum is taken in the way that was declared.
+            (losses.mean() if run.capture.mean_loss else losses.sum()).backward()
+            return
         run.capture.mean_loss = False
         try:
             losses.sum().backward()
@@ -339,12 +329,13 @@ class PrivacyEngine:
         Guarantee: post-processing; as private as the model itself.
         """
         run = self._attached()
-        if run.averaging is None or run.averaging.count == 0:
+        averaging = run.parts.averaging
+        if averaging is None or averaging.count == 0:
             raise ConfigError(
                 "there is no average of the weights yet: pass averaging='ema' (or 'uniform-tail', "
                 "'fractional') to make_private, and take a step."
             )
-        module, means = run.capture.module, run.averaging.means()
+        module, means = run.capture.module, averaging.means()
         # By identity: a tied parameter has several names.
         named = module.named_parameters(remove_duplicate=False)
         averaged = {name: means[id(p)] for name, p in named if id(p) in means}
@@ -369,6 +360,8 @@ class PrivacyEngine:
         """What the reader of epsilon must know, in sentences: none for a plain run."""
         run = self._attached()
         found = []
+        if not run.plan.private:
+            found.append(f"no guarantee: {METHODS[run.plan.method].guarantee}")
         if run.repeatable:
             found.append(REPEATABLE)
         multipliers = run.plan.noise_multiplier
@@ -391,9 +384,7 @@ class PrivacyEngine:
         run = self._attached()
         return {
             "memory": run.memory.state_dict() if run.memory else None,
-            "filter": run.denoiser.state_dict() if run.denoiser else None,
-            "ascent": run.ascent.state_dict() if run.ascent else None,
-            "averaging": run.averaging.state_dict() if run.averaging else None,
+            **{k: part.state_dict() if part else None for k, part in run.parts.saved().items()},
             "version": _VERSION,
             "plan": run.plan.as_dict(),
             "ledger": self._ledger.state_dict(),
@@ -412,21 +403,18 @@ class PrivacyEngine:
         _check_state(state, run)
         if run.memory:
             run.memory.check_state(state["memory"], state["released"])
-        parts = [
-            (run.denoiser, state["filter"]),
-            (run.ascent, state["ascent"]),
-            (run.averaging, state["averaging"]),
-        ]
+        parts = [(part, state[name]) for name, part in run.parts.saved().items() if part]
         for part, saved in parts:
-            if part:
-                part.check_state(saved)
+            part.check_state(saved)
         self._ledger.load_state_dict(state["ledger"])  # refuses before it changes anything
         if run.memory:
             run.memory.load_state_dict(state["memory"])
         for part, saved in parts:
-            if part:
-                part.load_state_dict(saved)
+            part.load_state_dict(saved)
         run.door.steps, run.lots.next_lot = state["released"], state["next_lot"]
+        if run.door.correlation:
+            same_key = run.repeatable and bool(state["repeatable_noise"])
+            run.door.correlation.continue_from(state["next_lot"], same_key)
         run.repeatable = run.repeatable or bool(state["repeatable_noise"])
 
     def _attached(self) -> Run:
@@ -441,24 +429,6 @@ def _settings(method: Method, denoiser: str | Method | None) -> dict[str, Any]:
         return method.settings()
     after = resolve(denoiser)
     return method.settings() | {"denoiser": {"name": after.name, **after.settings()}}
-
-
-def _filter(method: Method, denoiser: str | Method | None, around: Surroundings) -> Filter | None:
-    """The method's own filter, or the denoiser's."""
-    own = method.filter(around)
-    if denoiser is None:
-        return own
-    after = resolve(denoiser).filter(around)
-    if after is None or resolve(denoiser).ascent(around) is not None:
-        raise ConfigError(
-            f"denoiser={denoiser!r} is no filter of releases alone: use 'doppler' or 'kalman', or "
-            "leave it out."
-        )
-    if own is not None or method.filters_releases:
-        raise ConfigError(
-            f"method {method.name!r} filters its releases itself: leave denoiser={denoiser!r} out."
-        )
-    return after
 
 
 def _check_state(state: Mapping[str, Any], run: Run) -> None:

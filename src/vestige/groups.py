@@ -126,7 +126,8 @@ def _named_partition(
     if clipping != "per_layer":
         raise ConfigError(
             f"clipping={clipping!r} is unknown: use 'flat', 'per_layer', 'auto', "
-            "'auto_per_layer', or a partition, a sequence of sequences of parameter names."
+            "'auto_per_layer', 'quantile', 'quantile_per_layer', or a partition, a sequence of "
+            "sequences of parameter names."
         )
     names = {id(p): name for name, p in trainable.items()}
     groups: dict[str, list[str]] = {}

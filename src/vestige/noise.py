@@ -1,4 +1,4 @@
-"""The noise of a plan: its standard deviation in every group, for every step or step by step."""
+"""The noise of a plan: its multiplier in every group, for every step or step by step."""
 
 from __future__ import annotations
 
@@ -15,26 +15,40 @@ GroupNoise = Sequence[float] | Callable[[int], Sequence[float]]
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """The noise of a plan: its standard deviation in each group, and the joint multiplier.
+    """The noise of a step relative to the clip bounds, whatever these are at that step.
 
     `joint` is relative to the joint sensitivity sqrt(sum_g C_g^2) and is what the accountant sees
-    (divided by the gain); `stds` are the standard deviations on the coordinates of each group.
+    (divided by the gain). With `multipliers`, each group has noise of its own.
     """
 
     joint: float
-    stds: tuple[float, ...]
+    multipliers: tuple[float, ...] | None = None
+
+    def stds(self, bounds: Sequence[float]) -> tuple[float, ...]:
+        """The standard deviation on the coordinates of each group, for these clip bounds."""
+        if self.multipliers is None:
+            return (self.joint * math.sqrt(sum(c * c for c in bounds)),) * len(bounds)
+        return tuple(s * c for s, c in zip(self.multipliers, bounds, strict=True))
+
+    def scaled(self, factor: float) -> NoiseScale:
+        """The noise multiplied by a public factor."""
+        own = self.multipliers
+        return NoiseScale(self.joint * factor, own and tuple(s * factor for s in own))
 
     @classmethod
-    def shared(cls, noise_multiplier: float, bounds: Sequence[float]) -> NoiseScale:
+    def shared(cls, noise_multiplier: float) -> NoiseScale:
         """The same standard deviation, noise_multiplier * sqrt(sum C_g^2), everywhere."""
         _check_multiplier("noise_multiplier", noise_multiplier)
-        std = noise_multiplier * math.sqrt(sum(c * c for c in bounds))
-        return cls(noise_multiplier, (std,) * len(bounds))
+        return cls(noise_multiplier)
 
     @classmethod
-    def by_group(
-        cls, multipliers: Sequence[float], bounds: Sequence[float], names: Sequence[str]
-    ) -> NoiseScale:
+    def evenly(cls, noise_multiplier: float, parts: int) -> NoiseScale:
+        """The multiplier sqrt(parts) * noise_multiplier in each part: jointly noise_multiplier."""
+        _check_multiplier("noise_multiplier", noise_multiplier)
+        return cls(noise_multiplier, (math.sqrt(parts) * noise_multiplier,) * parts)
+
+    @classmethod
+    def by_group(cls, multipliers: Sequence[float], names: Sequence[str]) -> NoiseScale:
         """The papers' form: sigma_g * C_g inside group g; joint 1/sqrt(sum sigma_g^-2)."""
         multipliers = plain(multipliers)
         if not isinstance(multipliers, tuple):
@@ -42,15 +56,14 @@ class NoiseScale:
                 f"group_noise_multipliers={multipliers!r} must be a sequence with one number for "
                 f"each group; in order they are: {', '.join(names)}."
             )
-        if len(multipliers) != len(bounds):
+        if len(multipliers) != len(names):
             raise ConfigError(
-                f"group_noise_multipliers has {len(multipliers)} values for {len(bounds)} groups; "
+                f"group_noise_multipliers has {len(multipliers)} values for {len(names)} groups; "
                 f"in order they are: {', '.join(names)}."
             )
         for sigma in multipliers:
             _check_multiplier("group_noise_multipliers", sigma)
-        stds = tuple(s * c for s, c in zip(multipliers, bounds, strict=True))
-        return cls(joint_multiplier(multipliers), stds)
+        return cls(joint_multiplier(multipliers), multipliers)
 
 
 def _check_multiplier(name: str, value: float) -> None:
@@ -67,17 +80,12 @@ def shaped(scales: list[NoiseScale], shape: Sequence[float] | None) -> list[Nois
         return scales
     for scale in scales:
         _check_multiplier("noise_multiplier", scale.joint * max(shape))
-    return [
-        NoiseScale(scale.joint * f, tuple(std * f for std in scale.stds))
-        for t, f in enumerate(shape)
-        for scale in [scales[min(t, len(scales) - 1)]]
-    ]
+    return [scales[min(t, len(scales) - 1)].scaled(f) for t, f in enumerate(shape)]
 
 
 def noise_scales(
     noise_multiplier: Schedule | None,
     group_noise_multipliers: GroupNoise | None,
-    bounds: Sequence[float],
     names: Sequence[str],
     steps: int | None,
 ) -> list[NoiseScale]:
@@ -90,11 +98,11 @@ def noise_scales(
     if callable(group_noise_multipliers):
         name = "group_noise_multipliers"
         return [
-            NoiseScale.by_group(group_noise_multipliers(t), bounds, names)
+            NoiseScale.by_group(group_noise_multipliers(t), names)
             for t in range(needs_steps(name, steps))
         ]
     if group_noise_multipliers is not None:
-        return [NoiseScale.by_group(group_noise_multipliers, bounds, names)]
+        return [NoiseScale.by_group(group_noise_multipliers, names)]
     assert noise_multiplier is not None
     table = tabulate(
         "noise_multiplier",
@@ -102,4 +110,4 @@ def noise_scales(
         steps,
         lambda value: _check_multiplier("noise_multiplier", value),
     )
-    return [NoiseScale.shared(m, bounds) for m in (table if isinstance(table, tuple) else (table,))]
+    return [NoiseScale.shared(m) for m in (table if isinstance(table, tuple) else (table,))]

@@ -25,8 +25,10 @@ class PrivacyPlan:
     Guarantee: `lots_per_epoch` and `sample_rate` are computed once, in integers where they can be,
     and used by loader, accountant and calibration alike.
 
-    `sample_rate`, `noise_multiplier` and `beta` are numbers, or tables with one number per step
-    where they follow a schedule; `noise_stds` has one number per group, or such a row per step.
+    `sample_rate` is the one that lots are charged at. `sample_rate`, `noise_multiplier` and `beta`
+    are numbers, or tables with one number per step where they follow a schedule; `noise_stds` has
+    one number per group, or such a row per step. With bounds that change (quantile clipping, a clip
+    schedule) `bounds` and `noise_stds` are those of the first step.
     """
 
     method: str
@@ -46,7 +48,9 @@ class PrivacyPlan:
     steps: int | None = None
     max_physical_batch_size: int | None = None
     loss_reduction: str = "mean"
+    count_noise: float | None = None  # of quantile clipping: on the count of each group
     adjacency: str = ADJACENCY
+    private: bool = True  # False: the method leaks elsewhere and is charged without noise
 
     @property
     def lots_per_epoch(self) -> int:

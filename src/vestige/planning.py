@@ -8,7 +8,7 @@ coordinate, in clipping norms, is
     filters            sigma_1 |A H|_F / sqrt(T)               H the filter's impulse response
     fractional noise   sigma_b |c| |A C^-1|_F / sqrt(T)        noise C^-1 Z, C banded with rows of c
 
-with c_0 = 1, c_k = c_(k-1) (k - 1 + order) / k for k < bands: the fractional power of A, cut off.
+with c the fractional power of A, cut off after `bands` (factorisation.py).
 A filter (momentum, FO, SMA) follows the release of DP-SGD and treats signal and noise alike; its
 gain is 1 for a constant. Every matrix is Toeplitz, so a column stands for it and T may be large.
 
@@ -36,9 +36,7 @@ from vestige.plan import check_count, lots_per_epoch
 from vestige.schedule import at, is_number
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Series = np.ndarray[Any, np.dtype[np.float64]]
+    from vestige.factorisation import Series
 
 ORDERS = (0.3, 0.5, 0.65, 0.8, 0.9)
 BANDS = (2, 4, 8, 16, 32, 64)
@@ -255,13 +253,9 @@ class Form:
 
     def response(self, steps: int) -> Series:
         """The first column of the Toeplitz matrix that makes the noise of all steps."""
-        import numpy as np
-        from scipy.signal import lfilter
+        from vestige.factorisation import inverse_response
 
-        impulse = np.zeros(steps)
-        impulse[0] = 1.0
-        column: Series = lfilter([self.gain], self.denominator, impulse)
-        return column
+        return self.gain * inverse_response(self.denominator, steps)
 
     def noise(self, steps: int) -> tuple[float, float]:
         """Root mean square over the steps of the noise's prefix sums, and of the noise itself."""
@@ -287,12 +281,11 @@ def dp_sgd() -> Form:
 
 def fractional(order: float, bands: int) -> Form:
     """Noise |c| C^-1 Z with the first `bands` coefficients c of (1 - z)^-order; 1 band: DP-SGD."""
-    import numpy as np
+    from vestige.factorisation import coefficients, norm
 
-    k = np.arange(1, bands)
-    c = np.concatenate([[1.0], np.cumprod((k - 1 + order) / k)])
+    c = coefficients(order, bands)
     settings = {"order": order, "bands": bands}
-    return Form(FRACTIONAL, settings, bands - 1, math.sqrt(c @ c), c)
+    return Form(FRACTIONAL, settings, bands - 1, norm(c), c)
 
 
 def momentum(decay: float) -> Form:

@@ -30,6 +30,7 @@ from torch import Tensor
 from vestige.errors import ConfigError
 
 LOTS, NOISE = b"lots", b"noise"
+COUNTS, FIRST_LOOK, MEASURE, ACCEPT = b"counts", b"first look", b"measure", b"accept"
 BLOCK = 2**18  # numbers of noise made at a time; even, so that a block is whole pairs
 
 
@@ -67,18 +68,27 @@ class Randomness:
         numbers = ((bits >> np.uint64(11)) + np.uint64(1)).astype(np.float64)
         return numbers * 2.0**-53
 
-    def normal_blocks(self, like: Tensor, step: int) -> Iterator[tuple[slice, Tensor]]:
+    def normals(self, purpose: bytes, step: int, count: int) -> npt.NDArray[np.float64]:
+        """A few standard normal numbers."""
+        pairs = self.uniforms(purpose, step, 2 * count).reshape(2, count)
+        radius: npt.NDArray[np.float64] = np.sqrt(-2 * np.log(pairs[0]))
+        radius *= np.cos(2 * math.pi * pairs[1])
+        return radius
+
+    def normal_blocks(
+        self, like: Tensor, step: int, purpose: bytes = NOISE
+    ) -> Iterator[tuple[slice, Tensor]]:
         """The standard normal noise of `step` for a flat tensor, a block at a time.
 
         Blocks fit a cache, so whoever adds them up touches the large tensor once.
         """
         count = like.numel()
         if like.device.type != "cpu" and not self.secure:
-            seed = int.from_bytes(self._cipher(NOISE, step).update(bytes(8)), "big")
+            seed = int.from_bytes(self._cipher(purpose, step).update(bytes(8)), "big")
             generator = torch.Generator(like.device).manual_seed(seed)
             yield slice(0, count), torch.empty_like(like).normal_(generator=generator)
             return
-        cipher = self._cipher(NOISE, step)
+        cipher = self._cipher(purpose, step)
         box_muller = _BoxMuller64() if like.dtype == torch.float64 else self._box_muller
         for start in range(0, count, BLOCK):
             size = min(BLOCK, count - start)

@@ -3,37 +3,55 @@
     release = gain * clipped sum + branch + noise,   noise ~ N(0, std_g^2) on every coordinate of g
 
 The clipped sum is private, the branch a function of earlier releases and of the weights, gain
-(beta) and std public. The ledger is charged before the noise is drawn. Nothing else constructs a
+(beta) and the noise multipliers public; std_g follows from them and from the bounds that the sum
+was clipped with. The ledger is charged before the noise is drawn. Nothing else constructs a
 `Release`, and everything that comes after (history, memory, optimizers, reports) takes only
 `Release` objects, so an un-noised sum cannot get there.
 
 Guarantee: given everything released before, a release is a Gaussian mechanism on the lot with
 noise multiplier sigma/gain relative to the clipped sum's sensitivity (Abadi et al. 2016, arXiv
-1607.00133; with memory, FO-DP-SGD arXiv 2605.09890 and SMA-DP-SGD arXiv 2605.20450).
+1607.00133; with memory, FO-DP-SGD arXiv 2605.09890 and SMA-DP-SGD arXiv 2605.20450). What is let
+out beside the sum (the counts of quantile clipping, a first look at the same lot) is part of the
+same charge. Correlated noise is charged by its own schedule: see correlation.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from vestige.accounting import Charge
 from vestige.groups import Groups
 from vestige.ledger import Ledger
 from vestige.noise import NoiseScale
-from vestige.randomness import Randomness
+from vestige.randomness import COUNTS, FIRST_LOOK, MEASURE, NOISE, Randomness
 
-_CERTIFICATE = object()  # shared with history.py, which certifies branches, and nobody else
+if TYPE_CHECKING:
+    from vestige.correlation import Correlation
+
+_CERTIFICATE = object()  # shared with the makers of branches in history.py and memory/estimated.py
+
+# A mechanism that is not additive: from a sum, noise of standard deviation sigma and the clip
+# bounds to what is let out. Only methods that are published as private and are not have one.
+Distortion = Callable[[Tensor, Tensor, tuple[float, ...]], Tensor]
 
 
 class ClippedSum:
-    """The clipped sum of one lot: private, and useless for anything but a release."""
+    """The clipped sum of one lot: private, and useless for anything but a release.
 
-    __slots__ = ("_values", "bounds")
+    `counts` are, for quantile clipping, the centred counts sum_i (b_i - 1/2) of each group.
+    """
 
-    def __init__(self, values: Tensor, bounds: tuple[float, ...]) -> None:
-        self._values = values
+    __slots__ = ("_counts", "_values", "bounds")
+
+    def __init__(
+        self, values: Tensor, bounds: tuple[float, ...], counts: Tensor | None = None
+    ) -> None:
+        self._values, self._counts = values, counts
         self.bounds = bounds  # the l2 bound of one example's part in each group: public
 
     def __repr__(self) -> str:
@@ -44,15 +62,24 @@ class ClippedSum:
 
 
 class Release:
-    """A noisy sum: public, free to use and to publish. Only `Door.release` makes one.
+    """A noisy sum: public, free to use and to publish. Only a `Door` makes one.
 
     Its values are readable until the next release: whoever keeps them longer (a history) copies.
+    `stds` are the standard deviations of its noise in each group, `counts` the noisy centred counts
+    of quantile clipping, if there are any.
     """
 
-    __slots__ = ("_door", "_values", "step")
+    __slots__ = ("_door", "_values", "counts", "stds", "step")
 
     def __init__(
-        self, values: Tensor, step: int, door: Door | None = None, *, _certificate: object = None
+        self,
+        values: Tensor,
+        step: int,
+        door: Door | None = None,
+        stds: tuple[float, ...] = (),
+        counts: tuple[float, ...] | None = None,
+        *,
+        _certificate: object = None,
     ) -> None:
         if _certificate is not _CERTIFICATE:
             raise TypeError(
@@ -60,6 +87,7 @@ class Release:
                 "and the ledger was charged."
             )
         self._values, self.step, self._door = values, step, door
+        self.stds, self.counts = stds, counts
 
     @property
     def values(self) -> Tensor:
@@ -71,9 +99,9 @@ class Release:
 
 
 class Branch:
-    """The memory's part of the query of step `step`: a weighted sum of releases, so public.
+    """The memory's part of the query of step `step`: a function of releases, so public.
 
-    Only a `History` makes one. It is valid until the history makes the next.
+    Only a memory makes one. It is valid until the memory makes the next.
     """
 
     __slots__ = ("step", "values")
@@ -81,8 +109,8 @@ class Branch:
     def __init__(self, values: Tensor, step: int, *, _certificate: object = None) -> None:
         if _certificate is not _CERTIFICATE:
             raise TypeError(
-                "a Branch can only come out of History.mix: it certifies that it was made from "
-                "releases alone."
+                "a Branch can only come out of a memory of releases: it certifies that it was made "
+                "from releases alone."
             )
         self.values, self.step = values, step
 
@@ -91,6 +119,9 @@ class Door:
     """Turns clipped sums into releases, one ledger charge and one noise draw for each.
 
     `noise` is the scale of every step, or one per step, the last of which holds beyond.
+    `count_noise` is the standard deviation of the noise on the counts of quantile clipping. With
+    `distortion` the mechanism is one that is not private, and every charge is at multiplier 0; so
+    it is with `private=False`, for methods that leak elsewhere.
     """
 
     def __init__(
@@ -99,25 +130,55 @@ class Door:
         noise: NoiseScale | Sequence[NoiseScale],
         randomness: Randomness,
         ledger: Ledger,
+        *,
+        segments: Sequence[slice] | None = None,
+        count_noise: float | None = None,
+        correlation: Correlation | None = None,
+        distortion: Distortion | None = None,
+        private: bool = True,
     ) -> None:
         self._scales = (noise,) if isinstance(noise, NoiseScale) else tuple(noise)
         self._randomness, self._ledger = randomness, ledger
-        self._segments = groups.segments()
+        self._segments = groups.segments() if segments is None else list(segments)
+        self._count_noise, self.correlation = count_noise, correlation
+        self._counted = groups.count
+        self._distortion = distortion
+        self._private = private and distortion is None
         self._buffer: Tensor | None = None
+        self._first_look: Tensor | None = None
+        self._paid = False  # the charge of a first look covers the release that follows it
         self.steps = 0
 
     @property
     def noise(self) -> NoiseScale:
         """The noise of the next release."""
-        return self.scale_of(self.steps)
+        return self._scales[min(self.steps, len(self._scales) - 1)]
 
-    def scale_of(self, step: int) -> NoiseScale:
-        """The noise of release `step`."""
-        return self._scales[min(step, len(self._scales) - 1)]
+    @property
+    def _beside(self) -> float:
+        """The inverse multiplier of the counts: one record moves each of them by 1/2."""
+        if self._count_noise is None:
+            return 0.0
+        sensitivity = math.sqrt(self._counted) / 2
+        return sensitivity / self._count_noise if self._count_noise else math.inf
 
-    def charge(self, sample_rate: float, gain: float = 1.0) -> None:
+    def charge(self, sample_rate: float, gain: float = 1.0, lot: int | None = None) -> None:
         """Write the cost of one release of a lot drawn with `sample_rate` into the ledger."""
-        self._ledger.charge(sample_rate, self.noise.joint / gain)
+        if self._paid:
+            self._paid = False
+        elif self.correlation is None:
+            self._write(Charge(sample_rate, gain, self._beside))
+        else:
+            assert lot is not None and gain == 1
+            due = self.correlation.due(lot)
+            if due is not None:
+                self._write(due)
+                self.correlation.paid(lot)
+
+    def _write(self, charge: Charge) -> None:
+        event = charge.event(self.noise.joint)
+        leaks = not self._private or charge.beside == math.inf
+        self._ledger.charge(event.sample_rate, 0.0 if leaks else event.noise_multiplier)
 
     def release(
         self,
@@ -125,30 +186,66 @@ class Door:
         sample_rate: float,
         branch: Branch | None = None,
         gain: float = 1.0,
+        lot: int | None = None,
     ) -> Release:
-        """Charge the ledger, draw the noise of this step, and let the noisy sum out."""
-        if not isinstance(clipped, ClippedSum):
-            raise TypeError(f"only a ClippedSum can be released, not {type(clipped).__name__}")
+        """Charge the ledger, draw the noise of this step, and let the noisy sum out.
+
+        `lot` is the lot's number, which correlated noise goes by.
+        """
+        self._check(clipped)
         if branch is not None:
             self._check_branch(branch)
-        self.charge(sample_rate, gain)
-        total = clipped._values
+        self.charge(sample_rate, gain, lot)
+        total, stds = clipped._values, self.noise.stds(clipped.bounds)
         if self._buffer is None:
             self._buffer = torch.empty_like(total)  # a fresh one for every step costs page faults
         values = self._buffer
-        for block, noise, std in self._noise(total):
-            # The sum comes last or together with the noise, so that whatever interrupts this,
-            # the buffer never holds a sum without noise.
-            if gain == 1 and branch is None:
-                torch.add(total[block], noise, alpha=std, out=values[block])
-                continue
-            if branch is None:
-                torch.mul(noise, std, out=values[block])
-            else:
-                torch.add(branch.values[block], noise, alpha=std, out=values[block])
-            values[block].add_(total[block], alpha=gain)
+        if self._distortion is not None:
+            noise = torch.empty_like(total)
+            for block, part in self._randomness.normal_blocks(total, self.steps):
+                noise[block] = part
+            values.copy_(self._distortion(total, noise.mul_(self.noise.joint), clipped.bounds))
+        elif self.correlation is not None:
+            assert lot is not None
+            noise, scale = self.correlation.noise(lot), self.correlation.marginal(lot)
+            for at, std in zip(self._segments, stds, strict=True):
+                torch.add(total[at], noise[at], alpha=std, out=values[at])
+            stds = tuple(std * scale for std in stds)
+        else:
+            self._add_noise(total, branch, gain, stds, values, NOISE)
+        counts = self._noisy_counts(clipped)
         self.steps += 1
-        return Release(values, self.steps - 1, self, _certificate=_CERTIFICATE)
+        return Release(values, self.steps - 1, self, stds, counts, _certificate=_CERTIFICATE)
+
+    def first_look(self, clipped: ClippedSum, sample_rate: float) -> Release:
+        """A noisy sum of a lot that will be released once more: the pair is charged here, once.
+
+        Both looks have the noise of this step; together they are one Gaussian release of the lot at
+        sigma / sqrt(2). The values are readable until the release.
+        """
+        self._check(clipped)
+        self._paid = False
+        self._write(Charge(sample_rate, math.sqrt(2), self._beside))
+        self._paid = True
+        if self._first_look is None:
+            self._first_look = torch.empty_like(clipped._values)
+        stds = self.noise.stds(clipped.bounds)
+        self._add_noise(clipped._values, None, 1.0, stds, self._first_look, FIRST_LOOK)
+        return Release(self._first_look, self.steps - 1, self, stds, _certificate=_CERTIFICATE)
+
+    def charge_measurement(self, multiplier: float) -> None:
+        """Write the cost of one number of the whole data into the ledger."""
+        self._ledger.charge(1.0, multiplier if self._private else 0.0)
+
+    def measure(self, total: float, bound: float, multiplier: float, lot: int) -> float:
+        """A noisy number of the whole data, to which one record adds at most `bound`."""
+        self.charge_measurement(multiplier)
+        noise = float(self._randomness.normals(MEASURE, lot, 1)[0])
+        return total + multiplier * bound * noise
+
+    def _check(self, clipped: ClippedSum) -> None:
+        if not isinstance(clipped, ClippedSum):
+            raise TypeError(f"only a ClippedSum can be released, not {type(clipped).__name__}")
 
     def _check_branch(self, branch: Branch) -> None:
         if not isinstance(branch, Branch):
@@ -161,13 +258,43 @@ class Door:
                 f"the branch was recalled for step {branch.step}, the release is step {self.steps}"
             )
 
-    def _noise(self, like: Tensor) -> Iterator[tuple[slice, Tensor, float]]:
+    def _noisy_counts(self, clipped: ClippedSum) -> tuple[float, ...] | None:
+        if self._count_noise is None:
+            return None
+        assert clipped._counts is not None
+        exact = clipped._counts.tolist()
+        noise = self._randomness.normals(COUNTS, self.steps, len(exact))
+        return tuple(float(c + self._count_noise * z) for c, z in zip(exact, noise, strict=True))
+
+    def _add_noise(
+        self,
+        total: Tensor,
+        branch: Branch | None,
+        gain: float,
+        stds: tuple[float, ...],
+        values: Tensor,
+        purpose: bytes,
+    ) -> None:
+        for block, noise, std in self._noise(total, stds, purpose):
+            # The sum comes last or together with the noise, so that whatever interrupts this,
+            # the buffer never holds a sum without noise.
+            if gain == 1 and branch is None:
+                torch.add(total[block], noise, alpha=std, out=values[block])
+                continue
+            if branch is None:
+                torch.mul(noise, std, out=values[block])
+            else:
+                torch.add(branch.values[block], noise, alpha=std, out=values[block])
+            values[block].add_(total[block], alpha=gain)
+
+    def _noise(
+        self, like: Tensor, stds: tuple[float, ...], purpose: bytes
+    ) -> Iterator[tuple[slice, Tensor, float]]:
         """The step's noise, a block at a time, and the standard deviation still to be applied."""
-        stds = self.noise.stds
         if not any(stds):
             yield slice(0, like.numel()), torch.zeros_like(like), 0.0
             return
-        for block, noise in self._randomness.normal_blocks(like, self.steps):
+        for block, noise in self._randomness.normal_blocks(like, self.steps, purpose):
             if len(set(stds)) == 1:
                 yield block, noise, stds[0]
                 continue

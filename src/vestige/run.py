@@ -7,15 +7,22 @@ backward, and the trainable set must be the one that the noise was planned for.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from vestige.adaptive import ClipControl, QuantileControl, RawPercentile
 from vestige.errors import PrivacyError
+from vestige.geometry import Geometry
 from vestige.gradients import Batch, Capture
 from vestige.gradients.capture import exact
+from vestige.importance import Importance
+from vestige.memory.estimated import EstimatedMemory
 from vestige.memory.recollection import Recollection
+from vestige.passes import Passes
 from vestige.plan import PrivacyPlan
 from vestige.randomness import Randomness
 from vestige.release import ClippedSum, Door, Release
@@ -27,7 +34,40 @@ from vestige.updates.adam import AdamBC
 from vestige.updates.ascent import Ascent
 from vestige.updates.averaging import Averaging
 from vestige.updates.filters import Filter
+from vestige.updates.rate_control import RateControl
 from vestige.validation import check_optimizer
+
+
+@dataclass
+class Parts:
+    """What a method adds to the plain step: each is None where it adds nothing.
+
+    `filter_share` is beta where the memory filters releases instead of entering the query;
+    `alternates` says that every other lot only gives the direction of an ascent.
+    """
+
+    memory: Recollection | EstimatedMemory | None = None
+    filter_share: Table | None = None
+    denoiser: Filter | None = None
+    ascent: Ascent | None = None
+    alternates: bool = False
+    averaging: Averaging | None = None
+    geometry: Geometry | None = None
+    importance: Importance | None = None
+    clip: ClipControl | None = None
+    rate: RateControl | None = None
+
+    def saved(self) -> dict[str, Any]:
+        """The parts that have a state, by the name that it is saved under."""
+        return {
+            "filter": self.denoiser,
+            "ascent": self.ascent,
+            "averaging": self.averaging,
+            "geometry": self.geometry,
+            "importance": self.importance,
+            "clip": self.clip,
+            "rate": self.rate,
+        }
 
 
 class Run:
@@ -43,25 +83,21 @@ class Run:
         randomness: Randomness,
         check: bool,
         seed: int,
-        memory: Recollection | None = None,
-        filter_share: Table | None = None,
-        denoiser: Filter | None = None,
-        ascent: Ascent | None = None,
-        averaging: Averaging | None = None,
+        parts: Parts,
+        make_passes: Callable[[Capture, Callable[[], Release], Any], Passes | None],
     ) -> None:
         self.plan, self.optimizer, self.capture = plan, optimizer, watch
         self.lots, self.door = lots, door
         self.repeatable = randomness.repeatable
         self.groups = watch.groups
-        # Where the memory filters releases instead of entering the query: beta, and None otherwise.
-        self.memory, self._filter_share = memory, filter_share
-        self.denoiser, self.ascent, self.averaging = denoiser, ascent, averaging
+        self.parts, self.memory, self.ascent = parts, parts.memory, parts.ascent
+        self.passes = make_passes(watch, self._first_look, parts.ascent)
         self._seed = seed
         self._just_released = True
         self._lot_open = False
         self._current_lot = 0
         self._gated_from: int | None = None
-        self._gradient = torch.zeros_like(watch.collector.total)
+        self._gradient = watch.groups.buffer()
         self._device = self._gradient.device.type
         self._held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._views = [(s.parameter, s.view(self._gradient)) for s in self.groups.slots]
@@ -114,9 +150,14 @@ class Run:
                 # Done at the end of the last step, unless somebody has changed the weights since.
                 # The loop has not seen the lot yet, and the memory never does.
                 self._recall(self.memory)
-            if self.ascent:
+            if self.ascent and not self.passes:
                 self.ascent.climb()  # along releases only: the loop has not seen the lot
-            self.capture.collector.clear()
+            collector = self.capture.collector
+            collector.clear()
+            if self.parts.clip:
+                collector.clip = replace(collector.clip, bounds=self.parts.clip.bounds)
+            if self.parts.importance:
+                self.parts.importance.begin(batch.lot, batch.measures)
             self._lot_open, self._current_lot = True, batch.lot
         if not batch.last and self._gated_from != self.lots.first_lot:
             # Once an epoch: looking for schedulers takes longer than a step.
@@ -133,9 +174,14 @@ class Run:
         """Charge the open lot and forget it."""
         if self._lot_open:
             self.lots.given_up = self._current_lot
-            self.door.charge(
-                self.plan.rate_of(self._current_lot), self.plan.beta_of(self.door.steps)
-            )
+            if self.parts.importance and self.parts.importance.measuring:
+                self.door.charge_measurement(self.parts.importance.norm_noise)
+            else:
+                self.door.charge(
+                    self.plan.rate_of(self._current_lot),
+                    self.plan.beta_of(self.door.steps),
+                    self._current_lot,
+                )
         if self.ascent:
             self.ascent.return_home()
         self.capture.stop_watching()
@@ -148,9 +194,16 @@ class Run:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Runs when the loop calls optimizer.step(): release, and set the gradients."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if self.passes and closure is None:
+            raise PrivacyError(
+                f"method {self.plan.method!r} evaluates every batch twice: call "
+                "optimizer.step(closure), where closure() runs the model on the batch, calls "
+                "backward on the loss and returns it."
+            )
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()  # backward must come before the release
+                # Backward must come before the release.
+                loss = self.passes.run(closure) if self.passes else closure()
             args, kwargs = args[:1], {**kwargs, "closure": lambda: loss}
         batch = self.capture.batch
         if batch is None or not batch.done:
@@ -163,12 +216,18 @@ class Run:
             check_optimizer(optimizer, self.capture.module)
         self._check_strangers(optimizer)
         self.capture.batch = None
-        self._just_released = batch.last
+        self._just_released = batch.last and not batch.measures
         if batch.last:
             self._lot_open = False
             if self.ascent:
                 self.ascent.return_home()
-            self._apply(self._release())
+        for parameter, _ in self._views:
+            parameter.grad = None  # optimizers pass over parameters without a gradient
+        if batch.measures and batch.last:
+            assert self.parts.importance is not None
+            self._measure(self.parts.importance)
+        elif batch.last:
+            self._use(self._release())
             if self.plan.steps is not None and self.door.steps == self.plan.steps + 1:
                 warnings.warn(
                     f"the run goes beyond the {self.plan.steps} steps it was planned for: epsilon "
@@ -176,10 +235,44 @@ class Run:
                     UserWarning,
                     stacklevel=4,
                 )
-        else:
-            for parameter, _ in self._views:
-                parameter.grad = None  # optimizers pass over parameters without a gradient
         return args, kwargs
+
+    def _measure(self, importance: Importance) -> None:
+        """All records were seen: release the normaliser of the coming lots."""
+        total, multiplier = importance.take_norms(), importance.norm_noise
+        importance.settle(self.door.measure(total, 1.0, multiplier, self._current_lot))
+
+    def _use(self, release: Release) -> None:
+        """What follows from a release: the next direction, or the next step of the weights."""
+        if self.parts.alternates and release.step % 2 == 0:
+            assert self.ascent is not None
+            self.ascent.learn(release)
+            self._just_released = False  # for schedulers and averages: the weights do not move
+        else:
+            self._apply(release)
+        if isinstance(self.parts.clip, RawPercentile):
+            self.parts.clip.look(self.capture.collector.norms or ())
+        if self.parts.clip:
+            self.parts.clip.learn(release)
+        if self.parts.rate:
+            self.parts.rate.learn(self._clipped_fraction())
+
+    def _clipped_fraction(self) -> float:
+        """How many examples were clipped: noisy, except for the method that is not private."""
+        control = self.parts.clip
+        if isinstance(control, QuantileControl):
+            return 1 - control.fractions[0]
+        assert isinstance(control, RawPercentile)
+        return control.clipped
+
+    def _clipped_sum(self) -> ClippedSum:
+        collector = self.capture.collector
+        return ClippedSum(collector.total, collector.bounds, collector.counts)
+
+    def _first_look(self) -> Release:
+        """A noisy sum of the lot at hand, which will be released once more."""
+        with exact(self._device):
+            return self.door.first_look(self._clipped_sum(), self.plan.rate_of(self._current_lot))
 
     def _check_strangers(self, optimizer: Optimizer) -> None:
         """A parameter outside the plan may sit in the optimizer, but without a gradient."""
@@ -194,14 +287,14 @@ class Run:
 
     def _release(self) -> Release:
         """The noisy sum, remembered at once: it is public and charged, whatever comes next."""
-        clipped = ClippedSum(self.capture.collector.total, self.plan.bounds)
-        in_query = self.memory is not None and self._filter_share is None
+        in_query = self.memory is not None and self.parts.filter_share is None
         with exact(self._device):
             release = self.door.release(
-                clipped,
+                self._clipped_sum(),
                 self.plan.rate_of(self._current_lot),
                 self.memory.branch if self.memory and in_query else None,
                 gain=self.plan.beta_of(self.door.steps),
+                lot=self._current_lot,
             )
             if self.memory:
                 self.memory.remember(release)
@@ -210,27 +303,38 @@ class Run:
     def _apply(self, release: Release) -> None:
         """Hand the release, divided by the public batch size, to the optimizer."""
         with exact(self._device):
-            if self.denoiser is None:
-                torch.div(release.values, self.plan.batch_size, out=self._gradient)
-            else:
-                self.denoiser.apply(release, self._gradient)
+            if self.parts.geometry:
+                self._gradient.copy_(
+                    self.parts.geometry.gradient(release.values, self.plan.batch_size)
+                )
+            elif self.parts.denoiser:
+                self.parts.denoiser.apply(release, self._gradient)
                 self._gradient.div_(self.plan.batch_size)
-            if self._filter_share is not None:
-                self._gradient.mul_(at(self._filter_share, release.step))
+            else:
+                torch.div(release.values, self.plan.batch_size, out=self._gradient)
+            if self.parts.importance:
+                self._gradient.mul_(self.parts.importance.mean_norm)
+            if self.parts.filter_share is not None:
+                self._gradient.mul_(at(self.parts.filter_share, release.step))
                 if self.memory and self.memory.branch is not None:
                     self._gradient.add_(self.memory.branch.values, alpha=1 / self.plan.batch_size)
         for parameter, view in self._views:
             same = parameter.dtype == view.dtype
             parameter.grad = view if same else view.to(parameter.dtype)
-        if self.ascent:
+        if self.parts.alternates:
+            assert self.ascent is not None
+            self.ascent.forget()  # the next lot gives a direction, at the weights themselves
+        elif self.ascent:
             self.ascent.learn(release)
         if isinstance(self.optimizer, AdamBC):
-            self.optimizer.noise_variances = self._noise_variances(release.step)
+            self.optimizer.noise_variances = self._noise_variances(release)
+        if self.parts.rate:
+            self.parts.rate.scale(self.optimizer)
 
-    def _noise_variances(self, step: int) -> dict[int, float]:
+    def _noise_variances(self, release: Release) -> dict[int, float]:
         """The variance of the noise in each parameter's gradient, by the parameter's id."""
-        stds = self.door.scale_of(step).stds
-        powers = self.denoiser.noise_powers(len(stds)) if self.denoiser else [1.0] * len(stds)
+        stds, denoiser = release.stds, self.parts.denoiser
+        powers = denoiser.noise_powers(len(stds)) if denoiser else [1.0] * len(stds)
         return {
             id(slot.parameter): powers[slot.group] * (stds[slot.group] / self.plan.batch_size) ** 2
             for slot in self.groups.slots
@@ -240,15 +344,17 @@ class Run:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Runs when the optimizer has updated the weights: recall the branch of the next step."""
+        if self.parts.rate:
+            self.parts.rate.restore(optimizer)
         if not self._just_released:
             return
         if self.ascent:
             self.ascent.stepped()
-        if self.averaging:
-            self.averaging.update()
+        if self.parts.averaging:
+            self.parts.averaging.update()
         if self.memory:
             self._recall(self.memory)
 
-    def _recall(self, memory: Recollection) -> None:
+    def _recall(self, memory: Recollection | EstimatedMemory) -> None:
         with exact(self._device):
             memory.prepare(self.door.steps)

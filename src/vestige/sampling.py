@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +55,29 @@ def draw_lot(
         want *= 2
 
 
+class Drawing(Protocol):
+    """Decides which records are in which lot, from the secret key and the lot's number alone."""
+
+    def lot(self, number: int) -> npt.NDArray[np.int64]:
+        """The sorted indices of lot `number`."""
+
+
+class Poisson:
+    """Every record is in every lot independently; the rate may follow a table."""
+
+    def __init__(self, randomness: Randomness, size: int, sample_rate: Table) -> None:
+        self._randomness, self._size, self._rate = randomness, size, sample_rate
+
+    def lot(self, number: int) -> npt.NDArray[np.int64]:
+        """The sorted indices of lot `number`."""
+        return draw_lot(self._randomness, number, self._size, at(self._rate, number))
+
+
 class LotSampler(Sampler[list[int]]):
-    """Yields the physical batches of an epoch's lots and remembers, in order, what each one is."""
+    """Yields the physical batches of an epoch's lots and remembers, in order, what each one is.
+
+    `drawing` draws the lots: Poisson's by default, those of drawing.py otherwise.
+    """
 
     def __init__(
         self,
@@ -65,9 +86,12 @@ class LotSampler(Sampler[list[int]]):
         sample_rate: Table,
         lots_per_epoch: int,
         max_physical_batch_size: int | None = None,
+        drawing: Drawing | None = None,
     ) -> None:
-        self._randomness = randomness
+        self._drawing = Poisson(randomness, size, sample_rate) if drawing is None else drawing
         self.size, self.sample_rate, self.lots = size, sample_rate, lots_per_epoch
+        # With a number, that many records at a time: before every epoch all of them are handed out.
+        self.measure_by: int | None = None
         self.physical = max_physical_batch_size
         self.next_lot = 0  # the first lot that was never handed out
         self.first_lot = 0  # the first lot of the epoch under way
@@ -75,20 +99,20 @@ class LotSampler(Sampler[list[int]]):
         self.batches: deque[Batch] = deque()  # in the order of the index lists
 
     def __len__(self) -> int:
-        return self.lots
+        return self.lots if self.measure_by is None else self.lots + 1
 
     def __iter__(self) -> Iterator[list[int]]:
         # Workers read ahead, so the count of lots handed out is kept by `take`, not here.
         self.batches.clear()
         self.first_lot = self.next_lot
-        for number in range(self.next_lot, self.next_lot + self.lots):
-            rate = at(self.sample_rate, number)
-            lot = draw_lot(self._randomness, number, self.size, rate).tolist()
-            step = self.physical or max(1, len(lot))
+        for number in range(self.next_lot, self.next_lot + len(self)):
+            measures = self.measure_by is not None and number % len(self) == 0
+            lot = list(range(self.size)) if measures else self._drawing.lot(number).tolist()
+            step = self.physical or (self.measure_by if measures else None) or max(1, len(lot))
             for first in range(0, max(1, len(lot)), step):
                 rows = lot[first : first + step]
                 last = first + step >= len(lot)
-                self.batches.append(Batch(max(1, len(rows)), not rows, last, lot=number))
+                self.batches.append(Batch(max(1, len(rows)), not rows, last, number, measures))
                 yield rows
 
     def take(self) -> Batch:

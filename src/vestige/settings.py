@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige import accounting
+from vestige.clip_forms import Clipping
 from vestige.errors import ConfigError
 from vestige.methods import resolve
 from vestige.plan import check_count, lots_per_epoch
@@ -22,7 +23,14 @@ from vestige.runfolder import check_out
 # The names of vestige.data and vestige.models, which need torch; a test keeps them equal.
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "svhn")
 MODELS = ("linear", "mlp", "cnn", "resnet18")
-CLIPPINGS = ("flat", "per_layer", "auto", "auto_per_layer")
+CLIPPINGS = (
+    "flat",
+    "per_layer",
+    "auto",
+    "auto_per_layer",
+    "quantile",
+    "quantile_per_layer",
+)
 AVERAGES = ("ema", "uniform-tail", "fractional")  # those of vestige.updates.averaging; tested
 HISTORY_DTYPES = ("float32", "bfloat16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -34,8 +42,9 @@ class TrainConfig:
 
     What is None is chosen: the model and the lot by the dataset, the clipping and the learning rate
     by the method, the noise multiplier as 1.0 unless `epsilon` asks for the one that reaches it, 30
-    epochs unless `steps` are given, and a fresh folder under runs/. Raises ConfigError for a bad
-    value.
+    epochs unless `steps` are given, and a fresh folder under runs/. `group_noise_multiplier` is the
+    papers' form of the noise: that multiplier inside each clipping group, and a single `clip` is
+    then every group's own, not shared among them. Raises ConfigError for a bad value.
     """
 
     dataset: str = "digits"
@@ -44,6 +53,7 @@ class TrainConfig:
     settings: Mapping[str, Any] = field(default_factory=dict)
     epsilon: float | None = None
     noise_multiplier: float | None = None
+    group_noise_multiplier: float | None = None
     delta: float = 1e-5
     accountant: str = "pld"
     lot: int | None = None
@@ -84,7 +94,8 @@ class TrainConfig:
                 "a setting is a function, which a run folder cannot hold: give a number, or a "
                 "sequence with one number per step."
             )
-        _check_choice("clipping", self.chosen_clipping, CLIPPINGS)
+        if self.clipping is not None:
+            _check_choice("clipping", self.clipping, CLIPPINGS)
         if self.averaging is not None:
             _check_choice("averaging", self.averaging, AVERAGES)
         if self.history_dtype is not None:
@@ -105,6 +116,13 @@ class TrainConfig:
                 f"epsilon {self.epsilon} and noise_multiplier {self.noise_multiplier} are both "
                 "given: one follows from the other, so give one of them."
             )
+        if self.group_noise_multiplier is not None:
+            if self.epsilon is not None or self.noise_multiplier is not None:
+                raise ConfigError(
+                    f"group_noise_multiplier {self.group_noise_multiplier} and epsilon or "
+                    "noise_multiplier are both given: give one of them."
+                )
+            _check_number("group_noise_multiplier", self.group_noise_multiplier, zero=True)
         if self.epsilon is not None:
             _check_number("epsilon", self.epsilon)
         if self.noise_multiplier is not None:
@@ -141,7 +159,7 @@ class TrainConfig:
         return self.lot or (512 if self._is_benchmark else 64)
 
     @property
-    def chosen_clipping(self) -> str:
+    def chosen_clipping(self) -> Clipping:
         """The clipping: by default the method's own."""
         return self.clipping or resolve(self.method, self.settings).clipping
 
@@ -162,7 +180,8 @@ class TrainConfig:
 
     def public(self) -> dict[str, Any]:
         """What config.json holds: every setting that may be published, as plain JSON types."""
-        return {
+        own = self.group_noise_multiplier
+        return ({} if own is None else {"group_noise_multiplier": own}) | {
             "dataset": self.dataset,
             "model": self.chosen_model,
             "method": self.method,
@@ -171,7 +190,7 @@ class TrainConfig:
             "accountant": accounting.accountant_name(self.accountant),
             "lot": self.chosen_lot,
             "clip": list(self.clip) if isinstance(self.clip, tuple) else self.clip,
-            "clipping": self.chosen_clipping,
+            "clipping": str(self.chosen_clipping),
             "history_dtype": self.history_dtype,
             "averaging": self.averaging,
             "lr": self.chosen_lr,

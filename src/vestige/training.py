@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 import vestige
 from vestige import accounting
 from vestige.errors import ConfigError
-from vestige.methods import charged_weight, resolve
-from vestige.plan import ADJACENCY
+from vestige.methods import planned_charges, resolve
 from vestige.runfolder import RunFolder
 from vestige.settings import TrainConfig, check_lot
 
@@ -77,6 +76,21 @@ def train(
     target `epsilon` it never exceeds the target.
     """
     tell = progress or (lambda _: None)
+    return prepare(config, optimizer=optimizer, progress=progress).run(tell)
+
+
+def prepare(
+    config: TrainConfig,
+    *,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    dataset: Dataset | None = None,
+) -> Session:
+    """`train` up to its first lot: `Session.run` does the rest.
+
+    `dataset` takes the place of the one that `config` names, for callers that have it at hand.
+    """
+    tell = progress or (lambda _: None)
     tell(Progress(f"loading {Path(config.dataset).name}"))
 
     from vestige import data, models
@@ -84,9 +98,10 @@ def train(
     from vestige.groups import partition
 
     device = _device(config.device)
-    dataset = data.load(
-        config.dataset, config.data_dir, config.train_size, config.test_size, config.seed
-    )
+    if dataset is None:
+        dataset = data.load(
+            config.dataset, config.data_dir, config.train_size, config.test_size, config.seed
+        )
     records = len(dataset.x_train)
     check_lot(config.chosen_lot, records)
     steps = config.planned_steps(records)
@@ -95,27 +110,40 @@ def train(
     )
     # Found here rather than in the engine, before seconds go into the calibration.
     parts, _ = taken_apart(config.chosen_clipping)
-    _check_bounds(config.clip, partition(model, parts).names)
+    groups = partition(model, parts).names
+    _check_bounds(config.clip, groups)
 
     tell(Progress("accounting"))
     method = resolve(config.method, config.settings)
-    rate = config.chosen_lot / records
-    beta = charged_weight(method, steps)
     noise = DEFAULT_NOISE if config.noise_multiplier is None else config.noise_multiplier
-    if config.epsilon is not None:
-        noise = accounting.calibrate(
-            config.epsilon, config.delta, rate, steps, config.accountant, beta
-        ).noise_multiplier
-    planned = accounting.epsilon(
-        accounting.step_events(rate, noise, beta, steps), config.delta, config.accountant
+    if config.group_noise_multiplier is not None:
+        noise = config.group_noise_multiplier / math.sqrt(len(groups))
+    planned = math.inf
+    if method.private or config.epsilon is not None:
+        lot, rate = config.chosen_lot, config.chosen_lot / records
+        charges = planned_charges(
+            method, config.chosen_clipping, len(groups), records, lot, rate, steps
+        )
+        if config.epsilon is not None:
+            noise, _ = accounting.noise_for(
+                config.epsilon, config.delta, charges, config.accountant
+            )
+        events = accounting.events_of(charges, noise)
+        planned = accounting.epsilon(events, config.delta, config.accountant)
+    return Session(
+        config,
+        dataset,
+        model,
+        optimizer or method.make_optimizer,
+        device,
+        steps,
+        noise,
+        planned,
+        groups,
     )
-    session = _Session(
-        config, dataset, model, optimizer or method.make_optimizer, device, steps, noise, planned
-    )
-    return session.run(tell)
 
 
-class _Session:
+class Session:
     """One run, from the private engine to the written result."""
 
     def __init__(
@@ -128,6 +156,7 @@ class _Session:
         steps: int,
         noise: float,
         planned: float,
+        groups: tuple[str, ...],
     ) -> None:
         import torch
         from torch.utils.data import DataLoader, TensorDataset
@@ -146,11 +175,10 @@ class _Session:
             module=model,
             optimizer=self.optimizer,
             data_loader=DataLoader(TensorDataset(*self.train_data), batch_size=config.chosen_lot),
-            noise_multiplier=noise,
-            max_grad_norm=config.clip,
+            **_noise_form(config, noise, groups),
             clipping=config.chosen_clipping,
             method=resolve(config.method, config.settings),
-            max_physical_batch_size=_ROWS[config.chosen_model],
+            max_physical_batch_size=_physical_rows(config),
             steps=steps,
             averaging=config.averaging,
             history_dtype=getattr(torch, config.history_dtype) if config.history_dtype else None,
@@ -159,12 +187,14 @@ class _Session:
         self.noted: dict[str, Any] = {}  # diagnostics of the epoch under way, by name
         self.seconds = 0.0
 
-    def run(self, tell: Callable[[Progress], None]) -> dict[str, Any]:
-        """Train, write every file, and return the result."""
+    def run(
+        self, tell: Callable[[Progress], None], folder: RunFolder | None = None
+    ) -> dict[str, Any]:
+        """Train, write every file into a fresh run folder or `folder`, and return the result."""
         repeatable = _deterministic(self.config.noise_seed is not None)
         parts = (Path(self.config.dataset).stem, self.config.chosen_model, self.config.method)
-        name = "-".join(parts)
-        with _Interrupt() as interrupt, repeatable, RunFolder(self.config.out, name) as folder:
+        place = RunFolder(self.config.out, "-".join(parts)) if folder is None else folder
+        with _Interrupt() as interrupt, repeatable, place as folder:
             config = self.config.public() | {
                 "settings": dict(self.engine.plan.settings),
                 "beta": self.engine.plan.beta,
@@ -173,7 +203,7 @@ class _Session:
                 "planned_epsilon": _finite(self.planned),
                 "optimizer": type(self.optimizer).__name__,
                 "device": self.device,
-                "versions": _versions(),
+                "versions": versions(),
             }
             folder.write_json("config.json", config)
             self._train(tell, interrupt, folder)
@@ -196,9 +226,12 @@ class _Session:
         while engine.released < self.steps and not interrupt.pending:
             for x, y in self.loader:
                 before = engine.released
-                self.optimizer.zero_grad()
-                engine.backward(cross_entropy(self.model(x), y, reduction="none"))
-                self.optimizer.step()
+
+                def closure(x: Tensor = x, y: Tensor = y) -> None:
+                    self.optimizer.zero_grad()
+                    engine.backward(cross_entropy(self.model(x), y, reduction="none"))
+
+                self.optimizer.step(closure)  # type: ignore[arg-type]
                 if engine.released == before:
                     continue  # the rest of this lot is still to come
                 folder.keep = True
@@ -298,8 +331,8 @@ class _Session:
             "delta": self.config.delta,
             "target_epsilon": self.config.epsilon,
             "accountant": self.engine.accountant,
-            "guarantee": accounting.GUARANTEE if math.isfinite(epsilon) else "none",
-            "adjacency": ADJACENCY,
+            "guarantee": accounting.guarantee(epsilon, plan.adjacency),
+            "adjacency": plan.adjacency,
             "noise_multiplier": plan.noise_multiplier,
             "sample_rate": plan.sample_rate,
             "lot": plan.batch_size,
@@ -318,7 +351,7 @@ class _Session:
             "caveats": self._caveats(),
             "device": self.device,
             "folder": folder,
-            "versions": _versions(),
+            "versions": versions(),
         }
         if "averaged_test_accuracy" in last:
             result["averaged_accuracy"] = last["averaged_test_accuracy"]
@@ -387,6 +420,21 @@ class _Interrupt:
         self.pending = True
 
 
+def _noise_form(config: TrainConfig, noise: float, groups: tuple[str, ...]) -> dict[str, Any]:
+    """Noise and clip as the engine takes them: jointly, or the papers' sigma_g C_g by group."""
+    if config.group_noise_multiplier is None:
+        return {"noise_multiplier": noise, "max_grad_norm": config.clip}
+    whole = config.clip if isinstance(config.clip, tuple) else (config.clip,) * len(groups)
+    own = (config.group_noise_multiplier,) * len(groups)
+    return {"group_noise_multipliers": own, "max_grad_norm": whole}
+
+
+def _physical_rows(config: TrainConfig) -> int | None:
+    """The rows that a model runs on at once; None where a method needs the lot in one piece."""
+    looks = resolve(config.method, config.settings).looks
+    return _ROWS[config.chosen_model] if looks == 1 else None
+
+
 def _check_bounds(clip: float | tuple[float, ...], groups: tuple[str, ...]) -> None:
     if isinstance(clip, tuple) and len(clip) != len(groups):
         raise ConfigError(
@@ -414,7 +462,8 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """The versions of what the numbers of a run depend on."""
     packages = ("torch", "numpy", "dp-accounting")
     return {
         "vestige": vestige.__version__,

@@ -40,6 +40,7 @@ class Batch:
     empty: bool = False  # the lot is empty: the one row is a stand-in and contributes nothing
     last: bool = True  # the lot's last physical batch
     lot: int = 0
+    measures: bool = False  # part of a pass over all records that releases one number
     record: ForwardRecord = field(default_factory=ForwardRecord)
     backward: int | None = None  # the autograd pass that brings its gradients
     done: bool = False
@@ -115,6 +116,7 @@ class Capture(TorchFunctionMode):
         self.axis = 0 if batch_first else 1
         self.batch: Batch | None = None
         self.mean_loss = True
+        self.weight = 1.0  # of this pass, where a batch's gradient is a combination of two
         self.before_forward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         self._sources = {id(slot.parameter): Source(slot, slot.parameter) for slot in groups.slots}
         self._shared: dict[int, Source] = {}  # of the running forward pass
@@ -156,6 +158,12 @@ class Capture(TorchFunctionMode):
         """The loader hands out `batch`."""
         self.stop_watching()
         self.batch = batch
+
+    def reopen(self) -> None:
+        """The batch at hand may have one more backward pass: its gradients were taken care of."""
+        assert self.batch is not None
+        self.batch.backward, self.batch.done = None, False
+        self.batch.record = ForwardRecord()
 
     def stop_watching(self) -> None:
         """Leave a forward pass that was interrupted (Ctrl-C) and never said goodbye."""
@@ -402,7 +410,7 @@ class Capture(TorchFunctionMode):
             self.collector.begin(float(batch.rows) if self.mean_loss else 1.0)
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         if not batch.empty:
-            self.collector.arrive(forward.record, uses(g))
+            self.collector.arrive(forward.record, uses(g if self.weight == 1 else g * self.weight))
 
     def _end_backward(self) -> None:
         assert self.batch is not None

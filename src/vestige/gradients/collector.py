@@ -51,21 +51,43 @@ class Collector:
         self._segments = {slot.name: slot.view(self.total) for slot in groups.slots}
         self._held: dict[int, list[_Held]] = defaultdict(list)
         self._scale = 1.0
+        # Of quantile clipping: sum_i (1[|g_i| <= C] - 1/2) in each group.
+        self.counts: Tensor | None = None
+        # Of methods that are not private: the raw norms of the lot.
+        self.norms: list[float] | None = None
+        self.holding = False  # two passes over the batch make one gradient: settle after both
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """The l2 bound of one example's part in each group of `total`."""
+        return self.clip.bounds
+
+    def count_unclipped(self) -> None:
+        """Keep the counts of quantile clipping from now on."""
+        self.counts = torch.zeros(self.groups.count, dtype=torch.float64, device=self.total.device)
 
     def clear(self) -> None:
         """Start the next lot from zero."""
         self.total.zero_()
         self._held.clear()
+        if self.counts is not None:
+            self.counts.zero_()
+        if self.norms is not None:
+            self.norms.clear()
 
     def begin(self, scale: float) -> None:
         """A backward pass begins; `scale` undoes a mean over the batch's rows."""
-        self._held.clear()
+        if not self.holding:
+            self._held.clear()
         self._scale = scale
 
     def arrive(self, record: ForwardRecord, uses: Sequence[tuple[Slot, Use]]) -> None:
         """One operation's output gradient has come; `uses` are its parameters' gradients."""
         for group in {slot.group for slot, _ in uses}:
             members = [(slot, use) for slot, use in uses if slot.group == group]
+            if self.holding:
+                self._held[group] += [_Held(slot, use, None) for slot, use in members]
+                continue
             if record.by_group[group] == 1:
                 self._settle_at_once(members)
                 continue
@@ -74,9 +96,17 @@ class Collector:
                 norms = use.square_norms() if record.by_slot[slot.name] == 1 else None
                 self._held[group].append(_Held(slot, use, norms))
 
+    def add(self, gradients: Tensor, scale: float) -> None:
+        """Clip and add the gradients of a batch that are at hand as rows (n, P) of numbers."""
+        self.begin(scale)
+        for slot in self.groups.slots:
+            part = gradients[:, slot.start : slot.stop].reshape(-1, *slot.parameter.shape)
+            self._held[slot.group].append(_Held(slot, PerExample(part), None))
+        self.finish()
+
     def finish(self) -> None:
-        """The backward pass is over: settle what was held."""
-        while self._held:
+        """The backward pass is over: settle what was held, unless another pass is to come."""
+        while self._held and not self.holding:
             _, held = self._held.popitem()
             self._settle(_tie(held))
 
@@ -99,6 +129,7 @@ class Collector:
             square_norms = part if square_norms is None else square_norms + part
         assert square_norms is not None
         group, dtype = held[0].slot.group, self.total.dtype
+        self._look(square_norms, group)
         most = self.clip.most_square(group, dtype)
         # On a GPU looking would stall the device, and dropping nothing is cheap there.
         if square_norms.device.type != "cpu" or not float(square_norms.sum()) <= most:
@@ -109,6 +140,17 @@ class Collector:
         factors = self.clip.factors(square_norms, group, self._scale, dtype, self._rounding())
         for h in held:
             h.use.add_weighted(factors, self._segments[h.slot.name])
+
+    def _look(self, square_norms: Tensor, group: int) -> None:
+        """Count the examples within the bound, and keep the norms, where that is wanted."""
+        if self.counts is None and self.norms is None:
+            return
+        norms = square_norms.sqrt() * self._scale
+        if self.counts is not None:
+            within = norms <= self.clip.bounds[group]
+            self.counts[group] += within.sum() - 0.5 * len(within)
+        if self.norms is not None:
+            self.norms += norms[norms.isfinite()].tolist()
 
     def _rounding(self) -> float:
         """The relative rounding error of a weighted sum: much larger where TF32 is allowed."""

@@ -10,7 +10,7 @@ sigma/beta whatever the rule (FO-DP-SGD theorem B.1, SMA-DP-SGD theorem 1).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,6 @@ class Recollection:
         like: Tensor,
         share: Table,
         history_dtype: torch.dtype | None = None,
-        stds_of: Callable[[int], Sequence[float]] | None = None,
     ) -> None:
         self._rule, self._share = rule, share
         self._parts = groups.names if rule.groupwise else ("all",)
@@ -49,11 +48,9 @@ class Recollection:
         )
         # Only a rule that debiases needs the noise's part of the inner products.
         self._noise = (
-            NoiseGram(len(self._parts), rule.window - 1, rule.ema)
-            if rule.debias and stds_of
-            else None
+            NoiseGram(len(self._parts), rule.window - 1, rule.ema) if rule.debias else None
         )
-        self._stds_of, self._sizes = stds_of, [s.stop - s.start for s in groups.segments()]
+        self._sizes = [s.stop - s.start for s in groups.segments()]
         self._coefficients: Array = np.zeros((len(self._parts), 0))
         self.branch: Branch | None = None
         self._recalled_for = -1
@@ -91,13 +88,12 @@ class Recollection:
         assert self._recall is not None
         self._history.append(release)
         if self._noise:
-            self._noise.inherit(self._coefficients, self._noise_power(release.step))
+            self._noise.inherit(self._coefficients, self._noise_power(release))
         self._last = release.step, self._recall, self._branch_norms, self._history.release_norms()
 
-    def _noise_power(self, step: int) -> Array:
+    def _noise_power(self, release: Release) -> Array:
         """The expected squared norm of a step's fresh noise in each part."""
-        assert self._stds_of is not None
-        powers = [n * std**2 for n, std in zip(self._sizes, self._stds_of(step), strict=True)]
+        powers = [n * std**2 for n, std in zip(self._sizes, release.stds, strict=True)]
         return np.array(powers if self._rule.groupwise else [sum(powers)])
 
     def diagnostics(self) -> dict[str, Any]:

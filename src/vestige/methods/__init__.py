@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from vestige.clip_forms import Quantile, taken_apart
 from vestige.errors import ConfigError
 from vestige.methods.adp_adamw import ADPAdamW
 from vestige.methods.base import Method
 from vestige.methods.disk import Disk
 from vestige.methods.doppler import Doppler
 from vestige.methods.dp_adam import DPAdam, DPAdamBC, DPAdamW, DPAdamWBC
+from vestige.methods.dp_adam_ac import DPAdamAC, DPAdamACPrivate
+from vestige.methods.dp_ftrl import DPFTRL
+from vestige.methods.dp_is import DPIS
+from vestige.methods.dp_sam import DPSAM, DPSAMPerExample
 from vestige.methods.dp_sat import DPSAT, DPSATMomentum
 from vestige.methods.dp_sgd import DPSGD, CurrentOnly
 from vestige.methods.exponential import Exponential
 from vestige.methods.fo import FO
+from vestige.methods.fractional_noise import FractionalNoise
+from vestige.methods.geodp import GeoDP, GeoDPBox, GeoDPTangent
 from vestige.methods.kalman import Kalman
 from vestige.methods.post_fm import PostFM
 from vestige.methods.sma import SMA, SMAFixed, SMAShuffled
 from vestige.methods.uniform import Uniform
+from vestige.plan import lots_per_epoch
 from vestige.schedule import Schedule, Table, at, check_share, constant, tabulate
 
+if TYPE_CHECKING:
+    from vestige.accounting import Charge
+    from vestige.clip_forms import Clipping
+
 __all__ = [
+    "DPFTRL",
+    "DPIS",
+    "DPSAM",
     "DPSAT",
     "DPSGD",
     "FO",
@@ -31,13 +47,20 @@ __all__ = [
     "ADPAdamW",
     "CurrentOnly",
     "DPAdam",
+    "DPAdamAC",
+    "DPAdamACPrivate",
     "DPAdamBC",
     "DPAdamW",
     "DPAdamWBC",
+    "DPSAMPerExample",
     "DPSATMomentum",
     "Disk",
     "Doppler",
     "Exponential",
+    "FractionalNoise",
+    "GeoDP",
+    "GeoDPBox",
+    "GeoDPTangent",
     "Kalman",
     "Method",
     "PostFM",
@@ -45,6 +68,7 @@ __all__ = [
     "SMAShuffled",
     "Uniform",
     "charged_weight",
+    "planned_charges",
     "query_weight",
     "resolve",
     "share",
@@ -72,6 +96,16 @@ METHODS: dict[str, type[Method]] = {
         Doppler,
         Kalman,
         Disk,
+        DPSAM,
+        DPSAMPerExample,
+        DPIS,
+        DPAdamAC,
+        DPAdamACPrivate,
+        GeoDP,
+        GeoDPTangent,
+        GeoDPBox,
+        DPFTRL,
+        FractionalNoise,
     )
 }
 
@@ -79,7 +113,7 @@ METHODS: dict[str, type[Method]] = {
 AMBIGUOUS = {
     "sa-dp-sgd": (
         "method 'sa-dp-sgd' is named in the FO paper, but the work it cites defines no optimizer "
-        "of that name. It may mean a sharpness-aware method (here: dp-sat), or SA-DPSGD by "
+        "of that name. It may mean a sharpness-aware method (here: dp-sam, dp-sat), or SA-DPSGD by "
         "simulated annealing (arXiv 2211.07218), whose acceptance test looks at the private loss. "
         "Choose a method by its own name."
     ),
@@ -92,6 +126,36 @@ def charged_weight(method: Method, steps: int | None) -> Table:
     if shape is None:
         return beta
     return constant([at(beta, t) / factor for t, factor in enumerate(shape)])
+
+
+def planned_charges(
+    method: Method,
+    clipping: Clipping,
+    groups: int,
+    dataset_size: int,
+    batch_size: int,
+    rate: Table,
+    steps: int,
+) -> Counter[Charge]:
+    """What a run of `steps` releases will be charged, before its noise is known.
+
+    `rate` is batch_size / dataset_size or what was declared instead, `groups` the number of
+    clipping groups. Refuses a method that has no guarantee.
+    """
+    if not method.private:
+        raise ConfigError(
+            f"method {method.name!r} has no guarantee ({method.guarantee}), so no noise reaches a "
+            "target epsilon: give a noise multiplier, for study."
+        )
+    _, beyond = taken_apart(clipping)
+    beside = beyond.beside(batch_size, groups) if isinstance(beyond, Quantile) else 0.0
+    return method.charges(
+        method.charged_rate(rate),
+        charged_weight(method, steps),
+        steps,
+        lots_per_epoch(dataset_size, batch_size),
+        beside,
+    )
 
 
 def query_weight(method: Method, steps: int | None) -> Table:

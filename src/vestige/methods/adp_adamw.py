@@ -1,12 +1,13 @@
-"""ADP-AdamW: DP-AdamW under a public schedule of the noise, which falls during the run.
+"""ADP-AdamW: DP-AdamW under public schedules of the noise and of the clip bound.
 
     sigma_t = sigma * start^(1 - t / (T - 1)):  from start * sigma at the first step to sigma
+    C_t = C * clip_start^(1 - t / (T - 1)):     from clip_start * C to C
 
-Every step is charged at its own sigma_t. Pass `steps`; `make_private_with_epsilon` solves for
-sigma.
+Every step is charged at its own sigma_t, in units of its own C_t. Pass `steps`;
+`make_private_with_epsilon` solves for sigma.
 
 Paper: named in the FO paper after Chilukoti et al. 2025, arXiv 2502.11329. How that work adapts
-could not be established; a falling public noise schedule is the most plausible reading and is ours.
+could not be established; falling public schedules are the most plausible reading and are ours.
 Guarantee: composition of Poisson-subsampled Gaussian releases at sigma_t, fixed in advance.
 """
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vestige.errors import ConfigError
 from vestige.methods.base import Method
+from vestige.methods.checks import check_positive
 from vestige.schedule import is_number, needs_steps
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class ADPAdamW(Method):
     default_lr: ClassVar[float] = 0.01
 
     start: float = 2.0
+    clip_start: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,6 +48,7 @@ class ADPAdamW(Method):
                 f"start={self.start!r} must be a finite number of at least 1: the noise of the "
                 "first step over that of the last."
             )
+        check_positive("clip_start", self.clip_start)
 
     def optimizer_class(self) -> type[Optimizer]:
         """torch.optim.AdamW."""
@@ -54,6 +58,13 @@ class ADPAdamW(Method):
 
     def noise_shape(self, steps: int | None) -> tuple[float, ...]:
         """start^(1 - t / (T - 1))."""
+        return self._falling(self.start, steps)
+
+    def clip_shape(self, steps: int | None) -> tuple[float, ...] | None:
+        """clip_start^(1 - t / (T - 1)); None where the bound stays."""
+        return None if self.clip_start == 1 else self._falling(self.clip_start, steps)
+
+    def _falling(self, start: float, steps: int | None) -> tuple[float, ...]:
         count = needs_steps(f"the noise of method {self.name!r}", steps)
         last = max(count - 1, 1)
-        return tuple(self.start ** (1 - t / last) for t in range(count)) if count > 1 else (1.0,)
+        return tuple(start ** (1 - t / last) for t in range(count)) if count > 1 else (1.0,)

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vestige.accounting import Charge, step_charges
 from vestige.errors import ConfigError
-from vestige.schedule import Schedule, plain
+from vestige.plan import ADJACENCY
+from vestige.schedule import Schedule, Table, plain
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from vestige.adaptive import RawPercentile
+    from vestige.clip_forms import Clipping
+    from vestige.correlation import Correlation
+    from vestige.geometry import Geometry
+    from vestige.gradients import Capture
     from vestige.groups import Slot
     from vestige.memory.base import Memory
+    from vestige.passes import Passes
+    from vestige.plan import PrivacyPlan
+    from vestige.randomness import Randomness
+    from vestige.release import Distortion, Release
+    from vestige.sampling import Drawing
     from vestige.updates.ascent import Ascent
     from vestige.updates.filters import Filter
+    from vestige.updates.rate_control import RateControl
 
 AT_SIGMA = "proven: composition of Poisson-subsampled Gaussian releases at sigma"
 
@@ -25,14 +39,16 @@ AT_SIGMA = "proven: composition of Poisson-subsampled Gaussian releases at sigma
 class Surroundings:
     """What a method's parts may know of the run: public facts and the parameters' places.
 
-    `like` is a flat buffer in the shape of a release; `stds_of` gives the standard deviations of
-    the noise in the groups at a step.
+    `like` is a flat buffer with a number for every trainable one; `randomness` are the run's secret
+    streams, for the parts that draw lots or noise.
     """
 
     like: Tensor
     slots: Sequence[Slot]
     segments: Sequence[slice]
-    stds_of: Callable[[int], Sequence[float]]
+    plan: PrivacyPlan
+    randomness: Randomness
+    records: int
 
 
 @dataclass(frozen=True)
@@ -49,9 +65,14 @@ class Method:
     summary: ClassVar[str] = ""  # one line for `vestige methods`
     touches: ClassVar[int] = 1  # how often a step looks at its lot
     extra_memory: ClassVar[str] = "none"
-    clipping: ClassVar[str] = "flat"
+    clipping: ClassVar[Clipping] = "flat"
     default_lr: ClassVar[float] = 0.5  # of the command line
     filters_releases: ClassVar[bool] = False  # the memory acts after the release, not in the query
+    private: ClassVar[bool] = True  # False: published as private and not; epsilon is infinite
+    fixed_sensitivity: ClassVar[bool] = False  # clip, noise and rate must stay as they are
+    flat_only: ClassVar[bool] = False  # defined over the whole gradient, not group by group
+    own_gradient: ClassVar[bool] = False  # what reaches the optimizer is no sum plus known noise
+    adjacency: ClassVar[str] = ADJACENCY
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -67,6 +88,36 @@ class Method:
         """The weight of the lot's own sum beside the memory, in the query or after the release."""
         return self.query_weight
 
+    @property
+    def looks(self) -> int:
+        """How often a step looks at the same lot through noise."""
+        return 1
+
+    @property
+    def needs_closure(self) -> bool:
+        """Whether a step evaluates its batch twice and so needs optimizer.step(closure)."""
+        return False
+
+    @property
+    def alternates(self) -> bool:
+        """Whether every other lot only says where to climb."""
+        return False
+
+    def charged_rate(self, rate: Table) -> Table:
+        """The sampling rate that a lot is charged at, from batch_size / dataset_size."""
+        return rate
+
+    def charges(
+        self, rate: Table, beta: Table, steps: int, lots_per_epoch: int, beside: float
+    ) -> Counter[Charge]:
+        """What `steps` releases are charged; `rate` is `charged_rate`, `beta` over the noise's
+        shape, `beside` as in `Charge`."""
+        return step_charges(rate, beta, steps, self.looks, beside)
+
+    def clip_shape(self, steps: int | None) -> tuple[float, ...] | None:
+        """What the clip bounds are multiplied by at each step; None for 1."""
+        return None
+
     def noise_shape(self, steps: int | None) -> tuple[float, ...] | None:
         """What the noise multiplier is multiplied by at each step, at least 1; None for 1."""
         return None
@@ -77,6 +128,38 @@ class Method:
 
     def memory(self, steps_per_epoch: int) -> Memory | None:
         """The method's memory rule, if it has one."""
+        return None
+
+    def query_filter(self, around: Surroundings) -> Filter | None:
+        """The filter whose estimate is the memory in the query, if there is one."""
+        return None
+
+    def passes(self, capture: Capture, look: Callable[[], Release], ascent: Any) -> Passes | None:
+        """How a step evaluates its closure, where it does so twice."""
+        return None
+
+    def geometry(self, like: Tensor) -> Geometry | None:
+        """What is released instead of a sum of gradients, if anything is."""
+        return None
+
+    def distortion(self, like: Tensor, plan: PrivacyPlan) -> Distortion | None:
+        """The mechanism of a method whose noise is not added to the sum."""
+        return None
+
+    def correlation(self, around: Surroundings) -> Correlation | None:
+        """Noise that is correlated from lot to lot, if it is."""
+        return None
+
+    def drawing(self, around: Surroundings) -> Drawing | None:
+        """How lots are drawn; None for Poisson lots."""
+        return None
+
+    def clip_control(self, bounds: Sequence[float]) -> RawPercentile | None:
+        """What moves the clip bound by looking at raw norms, which is not private."""
+        return None
+
+    def rate_control(self) -> RateControl | None:
+        """What multiplies the learning rate after each release, if anything does."""
         return None
 
     def filter(self, around: Surroundings) -> Filter | None:

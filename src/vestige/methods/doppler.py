@@ -3,11 +3,12 @@
     m_t = (1 - smoothing) m_(t-1) + smoothing * release_t      (order 1), divided by its gain c_t
 
 Order 2 is the slow low-pass of the authors' code; `smoothing` does not apply to it. A constant
-gradient passes unchanged from step 0 on; smoothing 1 is DP-SGD.
+gradient passes unchanged from step 0 on; smoothing 1 is DP-SGD. With beta below 1 the filter's
+output is the memory in the query instead: see estimating.py.
 
 Paper: Zhang et al., DOPPLER, NeurIPS 2024, arXiv 2408.13460; smoothing 0.3 is ours.
-Guarantee: that of DP-SGD at sigma: the filter sees releases only. Also as `denoiser=` after any
-method.
+Guarantee: that of DP-SGD at sigma/beta: the filter sees releases only. Also as `denoiser=` after
+any method.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vestige.errors import ConfigError
-from vestige.methods.base import AT_SIGMA, Method, Surroundings
+from vestige.methods.base import AT_SIGMA, Surroundings
 from vestige.methods.checks import check_share
+from vestige.methods.estimating import EstimatingMethod
+from vestige.schedule import Schedule
 
 if TYPE_CHECKING:
     from vestige.updates.filters import Filter
 
 
 @dataclass(frozen=True)
-class Doppler(Method):
-    """Low-pass filtered DP-SGD. Proven: Poisson-subsampled Gaussian at sigma."""
+class Doppler(EstimatingMethod):
+    """Low-pass filtered DP-SGD. Proven: Poisson-subsampled Gaussian at sigma/beta."""
 
     name: ClassVar[str] = "doppler"
     paper: ClassVar[str] = "Zhang et al. 2024, arXiv 2408.13460"
@@ -35,6 +38,7 @@ class Doppler(Method):
 
     order: int = 1
     smoothing: float = 0.3
+    beta: Schedule = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,8 +46,7 @@ class Doppler(Method):
         if type(self.order) is not int or self.order not in (1, 2):
             raise ConfigError(f"order={self.order!r} must be 1 or 2.")
 
-    def filter(self, around: Surroundings) -> Filter:
-        """The low-pass."""
+    def _make_filter(self, around: Surroundings) -> Filter:
         from vestige.updates.doppler import SECOND_ORDER, DopplerFilter
 
         if self.order == 2:

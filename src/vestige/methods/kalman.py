@@ -1,12 +1,14 @@
 """Kalman: DP-SGD whose releases pass a steady-state Kalman filter, one gain per group.
 
+With beta below 1 the filter's estimate is the memory in the query instead: see estimating.py.
+
 The noise of a release is known; how far the sum moves per step is estimated from the releases.
 See vestige.updates.kalman for the equations.
 
 Paper: the denoising that FO-DP-SGD (arXiv 2605.09890) and SMA-DP-SGD (arXiv 2605.20450) name as
 future work; this form is ours.
-Guarantee: that of DP-SGD at sigma: the filter sees releases only. Also as `denoiser=` after any
-method.
+Guarantee: that of DP-SGD at sigma/beta: the filter sees releases only. Also as `denoiser=` after
+any method.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vestige.methods.base import AT_SIGMA, Method, Surroundings
+from vestige.methods.base import AT_SIGMA, Surroundings
+from vestige.methods.estimating import EstimatingMethod
+from vestige.schedule import Schedule
 
 if TYPE_CHECKING:
     from vestige.updates.filters import Filter
 
 
 @dataclass(frozen=True)
-class Kalman(Method):
-    """Kalman-filtered DP-SGD. Proven: Poisson-subsampled Gaussian at sigma."""
+class Kalman(EstimatingMethod):
+    """Kalman-filtered DP-SGD. Proven: Poisson-subsampled Gaussian at sigma/beta."""
 
     name: ClassVar[str] = "kalman"
     paper: ClassVar[str] = "ours, after arXiv 2605.09890 and 2605.20450 (future work)"
@@ -31,8 +35,9 @@ class Kalman(Method):
     summary: ClassVar[str] = "steady-state Kalman filter of the releases, a gain per layer"
     extra_memory: ClassVar[str] = "2 x parameters"
 
-    def filter(self, around: Surroundings) -> Filter:
-        """The filter, told the noise of the door."""
+    beta: Schedule = 1.0
+
+    def _make_filter(self, around: Surroundings) -> Filter:
         from vestige.updates.kalman import KalmanFilter
 
-        return KalmanFilter(around.like, around.segments, around.stds_of)
+        return KalmanFilter(around.like, around.segments)

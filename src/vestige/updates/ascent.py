@@ -83,6 +83,10 @@ class Ascent:
             self._direction.copy_(release.values)
             self._known = True
 
+    def forget(self) -> None:
+        """There is no direction until the next release that is learnt from."""
+        self._known = False
+
     @torch.no_grad()
     def stepped(self) -> None:
         """The optimizer has moved the weights: the way back is the direction of the next climb."""

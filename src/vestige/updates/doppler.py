@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vestige.release import Release
 from vestige.updates.filters import Filter
 
 # The second order of the authors' code: a very slow low-pass.
@@ -35,8 +34,7 @@ class DopplerFilter(Filter):
         self.state["response"] = torch.zeros(max(len(feedback), 1), dtype=torch.float64)
         self.state["energy"] = torch.zeros(1, dtype=torch.float64)
 
-    def _filter(self, release: Release, out: Tensor) -> None:
-        values = release.values
+    def _filter(self, values: Tensor, stds: Sequence[float], out: Tensor) -> None:
         torch.mul(values, self._taps[0], out=out)
         for k, tap in enumerate(self._taps[1:], start=1):
             out.add_(self.state[f"input {k}"], alpha=tap)

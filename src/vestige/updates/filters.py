@@ -7,7 +7,7 @@ epsilon of the run without.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,11 @@ class Filter(ABC):
         """Write the filtered release into `out`."""
         if not isinstance(release, Release):
             raise TypeError(f"a filter takes releases only, not a {type(release).__name__}")
-        self._filter(release, out)
+        self.see(release.values, release.stds, out)
+
+    def see(self, values: Tensor, stds: Sequence[float], out: Tensor) -> None:
+        """Write what the filter makes of a function of releases with noise of `stds` into `out`."""
+        self._filter(values, stds, out)
         self.count += 1
 
     @abstractmethod
@@ -37,8 +41,8 @@ class Filter(ABC):
         """How much of a release's noise variance is in the last output, in each of the groups."""
 
     @abstractmethod
-    def _filter(self, release: Release, out: Tensor) -> None:
-        """The filter itself; `out` is not the release's own memory."""
+    def _filter(self, values: Tensor, stds: Sequence[float], out: Tensor) -> None:
+        """The filter itself; `out` is not the values' own memory."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as tensors and numbers. All of it is public."""
@@ -79,8 +83,8 @@ class RunningMean(Filter):
         """The same in all groups."""
         return [float(self.state["power"])] * groups
 
-    def _filter(self, release: Release, out: Tensor) -> None:
+    def _filter(self, values: Tensor, stds: Sequence[float], out: Tensor) -> None:
         gain = self._gain if self.count else 1.0
-        self.state["mean"].lerp_(release.values, gain)
+        self.state["mean"].lerp_(values, gain)
         self.state["power"].mul_((1 - gain) ** 2).add_(gain**2)
         out.copy_(self.state["mean"])

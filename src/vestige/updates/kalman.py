@@ -12,29 +12,24 @@ The papers name such denoising of the memory as future work; this form is ours, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from vestige.release import Release
 from vestige.updates.filters import Filter
 
 
 class KalmanFilter(Filter):
-    """One gain per segment; `stds_of(step)` are the standard deviations of a release's noise."""
+    """One gain per segment, which is a group with noise of its own."""
 
-    def __init__(
-        self,
-        like: Tensor,
-        segments: Sequence[slice],
-        stds_of: Callable[[int], Sequence[float]],
-    ) -> None:
+    def __init__(self, like: Tensor, segments: Sequence[slice]) -> None:
         super().__init__()
-        self._segments, self._stds_of = list(segments), stds_of
+        self._segments = list(segments)
         self.state = {
             "estimate": torch.zeros_like(like),
             "previous": torch.zeros_like(like),
+            "previous noise": torch.zeros(len(self._segments), dtype=torch.float64),
             # By group, the mean of |y_t - y_(t-1)|^2 / d - R_t - R_(t-1), which estimates Q.
             "moves": torch.zeros(len(self._segments), dtype=torch.float64),
             "powers": torch.zeros(len(self._segments), dtype=torch.float64),
@@ -45,20 +40,20 @@ class KalmanFilter(Filter):
         """P <- (1 - gain)^2 P + gain^2, group by group."""
         return [float(power) for power in self.state["powers"]]
 
-    def _filter(self, release: Release, out: Tensor) -> None:
+    def _filter(self, values: Tensor, stds: Sequence[float], out: Tensor) -> None:
         estimate, previous = self.state["estimate"], self.state["previous"]
-        values, step = release.values, release.step
-        noise = [std**2 for std in self._stds_of(step)]
+        noise = [std**2 for std in stds]
         for g, part in enumerate(self._segments):
             if self.count and values[part].numel():
                 square = float((values[part] - previous[part]).double().square().mean())
-                excess = square - noise[g] - self._stds_of(step - 1)[g] ** 2
+                excess = square - noise[g] - float(self.state["previous noise"][g])
                 # A mean over all steps so far: gains settle and stay.
                 self.state["moves"][g] += (excess - self.state["moves"][g]) / self.count
             self.gains[g] = self._gain(float(self.state["moves"][g]), noise[g])
             estimate[part].lerp_(values[part], self.gains[g])
             self.state["powers"][g].mul_((1 - self.gains[g]) ** 2).add_(self.gains[g] ** 2)
         previous.copy_(values)
+        self.state["previous noise"].copy_(torch.tensor(noise, dtype=torch.float64))
         out.copy_(estimate)
 
     def _gain(self, moves: float, noise: float) -> float:

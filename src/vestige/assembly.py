@@ -1,0 +1,214 @@
+"""From a method and a plan to a run: which parts a method needs, and which settings it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from vestige.adaptive import ClipControl, ClipSchedule, QuantileControl
+from vestige.clipping import Auto, Clip, Quantile
+from vestige.errors import ConfigError
+from vestige.gradients import capture
+from vestige.groups import Groups
+from vestige.importance import Importance, ImportanceClip
+from vestige.ledger import Ledger
+from vestige.memory.estimated import EstimatedMemory
+from vestige.memory.recollection import Recollection
+from vestige.methods import DPIS, DPAdamACPrivate, Method, resolve, share
+from vestige.methods.base import Surroundings
+from vestige.noise import NoiseScale
+from vestige.plan import PrivacyPlan
+from vestige.randomness import Randomness
+from vestige.release import Door
+from vestige.run import Parts, Run
+from vestige.sampling import LotSampler
+from vestige.updates.adam import AdamBC
+from vestige.updates.averaging import Averaging
+from vestige.updates.filters import Filter
+
+
+def check_settings(
+    method: Method,
+    optimizer: Optimizer,
+    form: Auto | Quantile | None,
+    groups: Groups,
+    noise: Sequence[NoiseScale],
+    workers: int,
+    physical: int | None,
+) -> None:
+    """Refuse what does not go together, before anything is attached to the model."""
+    method.check_optimizer(optimizer)
+    name = method.name
+    if (method.filters_releases or method.own_gradient) and isinstance(optimizer, AdamBC):
+        raise ConfigError(
+            f"method {name!r} changes the noise after the release, which the correction "
+            f"of {type(optimizer).__name__} does not know: use another optimizer."
+        )
+    if method.fixed_sensitivity and form is not None:
+        raise ConfigError(
+            f"method {name!r} takes a fixed clip bound, whose sensitivity is known before the run: "
+            "use clipping='flat' or 'per_layer'."
+        )
+    if method.fixed_sensitivity and len(noise) > 1:
+        raise ConfigError(
+            f"method {name!r} takes one noise multiplier for the whole run: no schedule."
+        )
+    if method.flat_only and groups.count > 1:
+        raise ConfigError(
+            f"method {name!r} looks at the whole gradient, not at {groups.count} groups of it: use "
+            "flat clipping."
+        )
+    if isinstance(method, DPAdamACPrivate) and not isinstance(form, Quantile):
+        raise ConfigError(
+            f"method {name!r} follows the counts of quantile clipping: leave clipping out, or pass "
+            "vestige.clipping.Quantile(...)."
+        )
+    if isinstance(method, DPIS) and workers:
+        raise ConfigError(
+            f"method {name!r} draws each lot after the last release, so workers cannot read ahead: "
+            f"use num_workers=0 instead of {workers}."
+        )
+    if method.looks > 1 and physical is not None:
+        raise ConfigError(
+            f"method {name!r} looks at every lot twice and needs it in one piece: leave "
+            f"max_physical_batch_size={physical} out, use sample='fresh', or dp-sat."
+        )
+
+
+def assemble(
+    plan: PrivacyPlan,
+    method: Method,
+    *,
+    module: nn.Module,
+    optimizer: Optimizer,
+    groups: Groups,
+    clip: Clip,
+    form: Auto | Quantile | None,
+    noise: Sequence[NoiseScale],
+    randomness: Randomness,
+    ledger: Ledger,
+    records: int,
+    history_dtype: torch.dtype | None,
+    denoiser: str | Method | None,
+    batch_first: bool,
+    self_check: bool,
+    seed: int,
+) -> Run:
+    """The run of `method` under `plan`, not yet attached to the model."""
+    around = Surroundings(
+        groups.buffer(), groups.slots, groups.segments(), plan, randomness, records
+    )
+    parts = Parts(
+        memory=_memory(method, groups, around, history_dtype),
+        filter_share=share(method, plan.steps) if method.filters_releases else None,
+        denoiser=_filter(method, denoiser, around),
+        ascent=method.ascent(around),
+        alternates=method.alternates,
+        averaging=_averaging(plan, groups),
+        geometry=method.geometry(around.like),
+        importance=_importance(method, around),
+        clip=_clip_control(method, form, clip, plan),
+        rate=method.rate_control(),
+    )
+    if parts.importance:
+        clip = ImportanceClip(clip.bounds, importance=parts.importance)
+    watch = capture(module, groups, clip, batch_first, parts.geometry)
+    if isinstance(form, Quantile):
+        watch.collector.count_unclipped()
+    if not method.private and parts.clip:
+        watch.collector.norms = []
+    door = Door(
+        groups,
+        noise,
+        randomness,
+        ledger,
+        segments=parts.geometry.segments if parts.geometry else None,
+        count_noise=plan.count_noise,
+        correlation=method.correlation(around),
+        distortion=method.distortion(around.like, plan),
+        private=method.private,
+    )
+    lots = LotSampler(
+        randomness,
+        records,
+        plan.sample_rate,
+        plan.lots_per_epoch,
+        plan.max_physical_batch_size,
+        parts.importance or method.drawing(around),
+    )
+    if parts.importance:
+        lots.measure_by = plan.batch_size
+    return Run(
+        plan, optimizer, watch, lots, door, randomness, self_check, seed, parts, method.passes
+    )
+
+
+def _memory(
+    method: Method, groups: Groups, around: Surroundings, dtype: torch.dtype | None
+) -> Recollection | EstimatedMemory | None:
+    beta = share(method, around.plan.steps)
+    rule, filter = method.memory(around.plan.lots_per_epoch), method.query_filter(around)
+    if rule is not None:
+        return Recollection(rule, groups, around.like, beta, dtype)
+    return None if filter is None else EstimatedMemory(filter, around.like, beta)
+
+
+def _filter(method: Method, denoiser: str | Method | None, around: Surroundings) -> Filter | None:
+    """The method's own filter, or the denoiser's."""
+    own = method.filter(around)
+    if denoiser is None:
+        return own
+    after = resolve(denoiser).filter(around)
+    if after is None or resolve(denoiser).ascent(around) is not None:
+        raise ConfigError(
+            f"denoiser={denoiser!r} is no filter of releases alone: use 'doppler' or 'kalman' with "
+            "beta 1, or leave it out."
+        )
+    if own is not None or method.filters_releases or method.own_gradient:
+        raise ConfigError(
+            f"method {method.name!r} filters its releases itself: leave denoiser={denoiser!r} out."
+        )
+    return after
+
+
+def _averaging(plan: PrivacyPlan, groups: Groups) -> Averaging | None:
+    if plan.averaging is None:
+        return None
+    return Averaging(plan.averaging, {s.name: s.parameter for s in groups.slots}, plan.steps)
+
+
+def _importance(method: Method, around: Surroundings) -> Importance | None:
+    if not isinstance(method, DPIS):
+        return None
+    plan = around.plan
+    return Importance(
+        around.randomness,
+        around.records,
+        plan.dataset_size,
+        plan.batch_size,
+        method.floor,
+        method.norm_noise,
+    )
+
+
+def _clip_control(
+    method: Method, form: Auto | Quantile | None, clip: Clip, plan: PrivacyPlan
+) -> ClipControl | None:
+    factors, control = method.clip_shape(plan.steps), method.clip_control(clip.bounds)
+    if control is not None and form is not None:
+        raise ConfigError(
+            f"method {method.name!r} moves its clip bound itself: leave clipping={str(form)!r} out."
+        )
+    if isinstance(form, Quantile):
+        if factors is not None:
+            raise ConfigError(
+                f"method {method.name!r} has a schedule of its clip bound, which quantile clipping "
+                "would move as well: use one of them."
+            )
+        return QuantileControl(clip.bounds, form, plan.batch_size)
+    if factors is not None:
+        return ClipSchedule(clip.bounds, factors)
+    return control
