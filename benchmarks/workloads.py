@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from vestige import PrivacyEngine
-from vestige.methods import DPSGD, FO, METHODS, SMA, Method
+from vestige.methods import (
+    DPSAM,
+    DPSGD,
+    FO,
+    METHODS,
+    SMA,
+    Disk,
+    DPSAMPerExample,
+    FractionalNoise,
+    Method,
+)
 from vestige.models import build
 
 Step = Callable[[], None]
@@ -50,6 +60,22 @@ def _loop(
         yield
 
 
+def _closure_loop(model: nn.Module, optimizer: Any, batches: Iterator[Any]) -> Iterator[None]:
+    """The same with optimizer.step(closure), for methods that evaluate a batch twice."""
+    criterion = nn.CrossEntropyLoss()
+    for x, y in batches:
+        yield
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = criterion(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        yield
+
+
 def _forever(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     while True:
         yield x, y
@@ -62,21 +88,29 @@ def plain(workload: Workload, device: str) -> Iterator[None]:
 
 
 def vestige(
-    clipping: str, method: Callable[[Workload], Method] = lambda _: DPSGD(), **options: Any
+    clipping: str,
+    method: Callable[[Workload], Method] = lambda _: DPSGD(),
+    copies: int = 1,
+    **options: Any,
 ) -> Callable[[Workload, str], Iterator[None]]:
-    """Vestige; a sampling rate of 1 makes every lot the same size."""
+    """Vestige; a sampling rate of 1 makes every lot the same size.
+
+    With `copies` of the lot as data, for methods whose groups take turns, lots vary a little.
+    """
 
     def make(workload: Workload, device: str) -> Iterator[None]:
         model, x, y = workload.make(device)
+        chosen = method(workload)
+        x, y = x.repeat(copies, 1, 1, 1), y.repeat(copies)
         engine = PrivacyEngine(accountant="rdp")
         model, optimizer, loader = engine.make_private(
             module=model,
-            optimizer=method(workload).make_optimizer(model.parameters(), lr=0.1),
+            optimizer=chosen.make_optimizer(model.parameters(), lr=0.1),
             data_loader=DataLoader(TensorDataset(x, y), batch_size=workload.lot),
             noise_multiplier=1.0,
             max_grad_norm=1.0,
             clipping=clipping,
-            method=method(workload),
+            method=chosen,
             **options,
         )
 
@@ -84,7 +118,8 @@ def vestige(
             while True:
                 yield from loader
 
-        return _loop(model, optimizer, batches())
+        loop = _closure_loop if chosen.needs_closure else _loop
+        return loop(model, optimizer, batches())
 
     return make
 
@@ -129,10 +164,18 @@ def _sma(workload: Workload) -> Method:
 
 # Methods that only do something else with a release.
 UPDATES = ("dp-adam", "dp-adambc", "dp-sat", "disk", "doppler", "kalman")
+# Methods that evaluate a batch twice.
+TWICE: dict[str, Method] = {
+    "dp-sam": DPSAM(),
+    "dp-sam-per-example": DPSAMPerExample(),
+    "disk, two points": Disk(ahead=0.5),
+}
+BANDS = 8
 
 # The DP-SGD step that a method is compared with: the one with the same clipping.
 SAME_CLIPPING = {
-    **{f"vestige {name}": "vestige flat" for name in UPDATES},
+    **{f"vestige {name}": "vestige flat" for name in (*UPDATES, *TWICE, "quantile")},
+    "vestige fractional-noise": "vestige flat, 8 lots of data",
     "vestige fo": "vestige flat",
     "vestige fo, bf16 history": "vestige flat",
     "vestige sma": "vestige per-layer",
@@ -151,6 +194,15 @@ ENGINES: dict[str, Callable[[Workload, str], Iterator[None]]] = {
         f"vestige {name}": vestige("flat", lambda _, name=name: METHODS[name]())  # type: ignore[misc]
         for name in UPDATES
     },
+    **{
+        f"vestige {name}": vestige("flat", lambda _, chosen=chosen: chosen)  # type: ignore[misc]
+        for name, chosen in TWICE.items()
+    },
+    "vestige quantile": vestige("quantile"),
+    "vestige flat, 8 lots of data": vestige("flat", copies=BANDS),
+    "vestige fractional-noise": vestige(
+        "flat", lambda _: FractionalNoise(bands=BANDS), copies=BANDS, steps=10_000
+    ),
     "opacus hooks flat": opacus("hooks flat"),
     "opacus hooks per-layer": opacus("hooks per-layer"),
     "opacus ghost": opacus("ghost"),

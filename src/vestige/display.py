@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -126,19 +127,21 @@ def _loss(value: float | None) -> str:
 
 
 def methods_table(rows: Iterable[dict[str, Any]]) -> Table:
-    """Every method: what it does, its paper, its guarantee, its looks at the data, its memory."""
+    """Every method: what it does, its paper, its memory, its guarantee, its looks at a lot."""
     table = Table(
         box=SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
         title="touches: how often a step looks at its lot",
+        title_justify="left",
     )
     table.add_column("method", no_wrap=True)
-    table.add_column("what it does, and its paper", min_width=34)
-    for heading in ("guarantee", "touches", "extra memory"):
-        table.add_column(heading)
+    table.add_column("what it does, its paper, its extra memory")
+    table.add_column("guarantee", max_width=14)
+    table.add_column("touches", justify="right")
     for row in rows:
         kind = str(row["guarantee"]).partition(":")[0]
-        what = f"{row['summary']}\n[dim]{row['paper']}[/dim]"
-        table.add_row(row["name"], what, kind, str(row["touches"]), row["extra_memory"])
+        small = f"{row['paper']}\nextra memory: {row['extra_memory']}"
+        what = f"{escape(row['summary'])}\n[dim]{escape(small)}[/dim]"
+        table.add_row(row["name"], what, kind, str(row["touches"]))
     return table

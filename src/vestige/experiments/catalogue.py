@@ -45,6 +45,12 @@ def find(name: str) -> Experiment:
     return read(path)
 
 
+def called(experiment: Experiment) -> str:
+    """What `find` finds an experiment by."""
+    own = experiment.path.resolve() == (folder() / f"{experiment.name}.toml").resolve()
+    return experiment.name if own else str(experiment.path)
+
+
 def chosen(wanted: list[str]) -> list[Experiment]:
     """The experiments of these names, each once; "all" is every one."""
     if wanted == ["all"]:

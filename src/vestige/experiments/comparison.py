@@ -58,8 +58,8 @@ class Study:
         for name in self.methods:
             if not resolve(name).private and self.match == "epsilon":
                 raise ConfigError(
-                    f"method {name!r} has no guarantee, so no noise reaches epsilon {self.epsilon}: "
-                    "leave it out, or compare at equal noise with match sigma, for study."
+                    f"method {name!r} has no guarantee, so no noise reaches an epsilon: leave it "
+                    "out, or compare at equal noise with match sigma, for study."
                 )
         check_count("seeds", self.seeds)
         if self.tune and self.base.lr is not None:

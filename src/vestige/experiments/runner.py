@@ -13,12 +13,13 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import ConfigError
+from vestige.experiments import catalogue
 from vestige.experiments.definition import Experiment
 from vestige.experiments.grid import Plan, chosen_columns
 from vestige.experiments.progress import Display
@@ -83,7 +84,7 @@ class Request:
 
     def command(self) -> str:
         """The command that asks for this, for people to give again."""
-        words = ["vestige reproduce", *(e.name for e in self.experiments)]
+        words = ["vestige reproduce", *(catalogue.called(e) for e in self.experiments)]
         words += ["--quick"] if self.quick else []
         words += [f"--seeds {self.seeds}"] if self.seeds is not None else []
         words += [f"--column {self.column}"] if self.column != "both" else []
@@ -123,12 +124,15 @@ def reproduce(request: Request, display: Display | None = None) -> Outcome:
         known = {task.hash for task in plan.tasks(rows)}
         outcome = Outcome(request.root, plan.total(rows), len(known & rows.keys()))
         display.begin(outcome.finished, outcome.total)
-        if request.workers == 1:
-            _alone(job, plan, store, outcome, display)
-    if request.workers > 1 and not outcome.complete:
-        _together(job, plan, outcome, display)
-    _count(plan, Rows(request.root), outcome)
-    display.end()
+        try:
+            if request.workers == 1:
+                _alone(job, plan, store, outcome, display)
+            elif not outcome.complete:
+                _together(job, plan, outcome, display)
+            _count(plan, store, outcome)
+            display.show(outcome.finished, outcome.total)
+        finally:
+            display.end()
     return outcome
 
 
@@ -291,20 +295,3 @@ def what_next(request: Request, outcome: Outcome) -> list[str]:
         )
         said.append(f"{why}; finished rows are kept: continue with `{request.command()}`")
     return said
-
-
-def only(request: Request, experiment: Experiment) -> Request:
-    """The request for one of its experiments."""
-    return replace(request, experiments=(experiment,))
-
-
-__all__: Sequence[str] = (
-    "QUICK_RESULTS",
-    "RESULTS",
-    "SMOKE",
-    "Outcome",
-    "Request",
-    "only",
-    "reproduce",
-    "what_next",
-)

@@ -79,15 +79,17 @@ def work(
     make: Callable[[Task], Row],
     tell: Tell,
     deadline: float | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Run rows until all are finished, failed, or would end after the deadline.
 
     A row that fails is told and left to the next command; the others go on. An OSError (a full
-    disk) ends the work.
+    disk) ends the work, and so does whatever `check` raises between rows.
     """
     failed: set[str] = set()
     slowest = 0.0
     while True:
+        check()
         if deadline is not None and time.time() + slowest > deadline:
             tell({"event": "deadline"})
             return
@@ -152,10 +154,9 @@ def main() -> None:
         # In one write, so that the reader never sees a part of it.
         os.write(1, f"{json.dumps(event)}\n".encode())
 
-    def watch(_epoch: int, _epochs: int) -> None:
-        ended, _, _ = select.select([sys.stdin], [], [], 0)
-        if ended:
-            raise GivenUp
+    def check(*_: int) -> None:
+        if select.select([sys.stdin], [], [], 0)[0]:
+            raise GivenUp  # nothing more is ever written there: it has ended
 
     from vestige.experiments.training_row import make_row
 
@@ -165,9 +166,10 @@ def main() -> None:
             work(
                 job.plan(),
                 store,
-                lambda task: make_row(task, job.device, watch, job.workers),
+                lambda task: make_row(task, job.device, check, job.workers),
                 tell,
                 job.deadline,
+                check,
             )
     except GivenUp:
         return

@@ -7,9 +7,9 @@ rows with parameters (n, *shape); every row is a batch of one, so one backward p
 the gradient at its own weights. Products with linear and convolution weights are written by hand:
 they put the gradients straight into the flat (n, P) buffer. Everything else is left to vmap.
 
-Guarantee: where the loss is a sum or mean over the rows, a row's gradient is a function of that row,
-the weights and constants alone, so clipping it bounds what an example can change: per-example SAM
-is one sampled Gaussian event, like DP-SGD.
+Guarantee: where the loss is a sum or mean over rows, a row's gradient is a function of that row, the
+weights and constants alone, so clipping it bounds what an example can change: per-example SAM is
+one sampled Gaussian event, like DP-SGD.
 Tensors without the batch's rows are refused, because they could carry one row to the others;
 numbers that the model is given are taken for constants.
 

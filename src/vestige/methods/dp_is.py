@@ -38,7 +38,7 @@ class DPIS(Method):
     flat_only: ClassVar[bool] = True
 
     floor: float = 0.5
-    norm_noise: float = 20.0
+    norm_noise: float = 50.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
