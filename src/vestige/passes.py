@@ -110,7 +110,7 @@ class OwnAscent(Passes):
     def __init__(self, capture: Capture, radius: float) -> None:
         super().__init__(capture)
         self._radius = radius
-        self._expanded = Expanded(capture.module, capture.groups, capture.axis)
+        self._expanded = Expanded(capture.module, capture.groups, capture.axis, capture.mean_loss)
 
     def _run(self, closure: Closure) -> Any:
         capture, batch = self._capture, self._capture.batch

@@ -91,6 +91,7 @@ class Run:
         self.repeatable = randomness.repeatable
         self.groups = watch.groups
         self.parts, self.memory, self.ascent = parts, parts.memory, parts.ascent
+        watch.mean_loss = plan.loss_reduction == "mean"
         self.passes = make_passes(watch, self._first_look, parts.ascent)
         self._seed = seed
         self._just_released = True
@@ -101,7 +102,6 @@ class Run:
         self._device = self._gradient.device.type
         self._held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._views = [(s.parameter, s.view(self._gradient)) for s in self.groups.slots]
-        watch.mean_loss = plan.loss_reduction == "mean"
         if check:
             watch.before_forward = self._check_once
 
