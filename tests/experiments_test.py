@@ -352,6 +352,9 @@ def test_a_row_has_the_formal_epsilon_and_the_papers(toy: Experiment) -> None:
     event = Event(50 / 300, 1.0 / 0.8, 12)
     assert row["epsilon"] == accounting.epsilon([event], 1e-5, "pld")
     assert row["epsilon_marginal"] == accounting.epsilon([event], 1e-5, "rdp_classic")
+    curve = row["curve"]["epsilon_marginal"]
+    half = accounting.epsilon([replace(event, count=6)], 1e-5, "rdp_classic")
+    assert curve == pytest.approx([half, row["epsilon_marginal"]], rel=1e-3)
 
 
 def test_the_papers_noise_is_in_every_group(toy: Experiment) -> None:
@@ -1143,6 +1146,28 @@ def test_compare_at_equal_noise(study: comparison.Study) -> None:
     assert first["noise_multiplier"] == second["noise_multiplier"]
     assert first["epsilon"] == pytest.approx(2.0, rel=2e-3)
     assert second["epsilon"] < 1.95  # accounted at sigma/beta
+
+
+def test_compare_after_an_interrupt_states_what_was_spent(
+    study: comparison.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vestige import training
+
+    real, runs = training.Session.run, []
+
+    def broken_off(self: Any, tell: Any, folder: Any = None) -> dict[str, Any]:
+        runs.append(self)
+        result = real(self, tell, folder)
+        return result | {"interrupted": len(runs) == 2}
+
+    monkeypatch.setattr(training.Session, "run", broken_off)
+    report = comparison.compare(study)
+    assert report["interrupted"] and len(runs) == 2
+    assert [line["accuracy"]["count"] for line in report["methods"]] == [1]
+    spent = accounting.epsilon(
+        [Event(0.25, report["runs"][0]["noise_multiplier"], 2 * 8)], 1e-5
+    )  # both runs, although only one is reported
+    assert report["study_epsilon"] == pytest.approx(spent, rel=1e-6)
 
 
 def test_compare_on_the_command_line() -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.small_runs import closure_of, small
 from vestige import PrivacyEngine
 from vestige.methods import METHODS
 
@@ -35,20 +35,18 @@ def trained(name, device, dtype=torch.float64, autocast=None, hidden=12, clip=1.
     engine = PrivacyEngine("rdp", noise_seed=3)
     model, optimizer, loader = engine.make_private(
         module=model,
-        optimizer=METHODS[name]().make_optimizer(model.parameters(), lr=0.05),
+        optimizer=small(name).make_optimizer(model.parameters(), lr=0.05),
         data_loader=DataLoader(TensorDataset(x, y), batch_size=8),
         noise_multiplier=0.7,
         max_grad_norm=clip,
-        method=name,
+        method=small(name),
         steps=12,
         **{"secure_noise": True} | options,
     )
     while engine.released < 12:
         for a, b in loader:
-            optimizer.zero_grad()
             with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
-                F.cross_entropy(model(a), b).backward()
-                optimizer.step()
+                optimizer.step(closure_of(model, optimizer, a, b))
             if engine.released == 12:
                 break
     return torch.cat([p.detach().flatten().double().cpu() for p in model.parameters()]), engine

@@ -6,9 +6,10 @@ stdout and progress to stderr, so that `--json` leaves the JSON alone on stdout.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
@@ -211,6 +212,10 @@ def train(
         bool,
         typer.Option("--train-loss", help="Record the training loss too: outside the guarantee."),
     ] = False,
+    tensorboard: Annotated[
+        bool,
+        typer.Option("--tensorboard", help="Write TensorBoard scalars too: public numbers only."),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Run folder, new or empty. Default: a new one in runs/.")
     ] = None,
@@ -247,8 +252,14 @@ def train(
     # Read when torch is loaded. Threads that spin while they wait make a step up to a hundred
     # times slower on a machine that has other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with Display(quiet=as_json) as display:
-        result = training.train(config, progress=display)
+    with _listeners(tensorboard) as listeners, Display(quiet=as_json) as display:
+
+        def tell(progress: training.Progress) -> None:
+            display(progress)
+            for listener in listeners:
+                listener(progress)
+
+        result = training.train(config, progress=tell)
     if as_json:
         print_json(result)
     else:
@@ -444,6 +455,18 @@ def methods(as_json: _Json = False) -> None:
         print_json({"methods": rows})
         return
     Console().print(methods_table(rows))
+
+
+@contextlib.contextmanager
+def _listeners(tensorboard: bool) -> Iterator[list[Callable[[training.Progress], None]]]:
+    """Who else is told how a run goes."""
+    if not tensorboard:
+        yield []
+        return
+    from vestige.report.tensorboard import Scalars
+
+    with Scalars() as scalars:
+        yield [scalars]
 
 
 def _settings(pairs: Iterable[str]) -> dict[str, Any]:

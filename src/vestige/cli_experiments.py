@@ -117,13 +117,28 @@ def _print_list(lines: list[dict[str, Any]], as_json: bool) -> None:
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="RESULTS/NAME, or RESULTS for all experiments in it.")
+        Path,
+        typer.Argument(
+            help="RESULTS/NAME, RESULTS for all experiments in it, or a run folder of train."
+        ),
     ],
+    as_json: _Json = False,
 ) -> None:
-    """Make the tables and plots of results again, from their rows alone."""
-    from vestige.experiments import reporting
+    """Make tables, plots and report.html: of results from their rows alone, or of a run."""
+    from vestige.report.run_data import is_run
 
-    for path in reporting.report(folder):
+    if is_run(folder):
+        from vestige.report import write_run
+
+        kind, written = "run", write_run(folder)
+    else:
+        from vestige.experiments import reporting
+
+        kind, written = "experiments", reporting.report(folder)
+    if as_json:
+        _print_json({"kind": kind, "files": [str(path) for path in written]})
+        return
+    for path in written:
         typer.echo(f"wrote {path}")
 
 

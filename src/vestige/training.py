@@ -50,7 +50,8 @@ _ROWS = {"linear": 4096, "mlp": 4096, "cnn": 1024, "resnet18": 128}
 class Progress:
     """Where a run stands: told to `train`'s callback at every stage, lot and epoch.
 
-    `metrics` is the line of metrics.jsonl that was just written, at the end of an epoch only.
+    `metrics` is the line of metrics.jsonl that was just written, at the end of an epoch only, and
+    `folder` the one that it was written to.
     """
 
     stage: str
@@ -58,6 +59,7 @@ class Progress:
     steps: int = 0
     epochs: int = 0
     metrics: Mapping[str, Any] | None = None
+    folder: Path | None = None
 
 
 def train(
@@ -243,7 +245,8 @@ class Session:
             self.seconds = time.perf_counter() - started
             self.lines.append(self._measure())
             folder.write_lines("metrics.jsonl", self.lines)
-            tell(Progress("training", engine.released, self.steps, epochs, self.lines[-1]))
+            line = self.lines[-1]
+            tell(Progress("training", engine.released, self.steps, epochs, line, folder.path))
 
     def _measure(self) -> dict[str, Any]:
         """A line of metrics.jsonl, from the weights and the held-out split."""

@@ -1,4 +1,4 @@
-"""`vestige report`: tables (and plots, where vestige.report is there) from rows alone.
+"""`vestige report`: tables, plots and pages from rows alone.
 
 A results folder has `rows.jsonl` and one folder for each experiment, named like it. Reports of the
 same rows are the same bytes.
@@ -6,8 +6,6 @@ same rows are the same bytes.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -56,7 +54,10 @@ def write_all(experiments: Iterable[Experiment], root: Path) -> list[Path]:
 
 
 def write(experiment: Experiment, rows: Mapping[str, Row], folder: Path) -> list[Path]:
-    """Write the tables of one experiment; ConfigError where it has no row yet."""
+    """Write the tables and plots of one experiment; ConfigError where it has no row yet."""
+    from vestige.report import check_rows  # needs matplotlib, which reading rows does not
+    from vestige.report import write as draw
+
     experiment = fitted(experiment, rows)
     own = rows_of(experiment, rows)
     if not own:
@@ -64,6 +65,7 @@ def write(experiment: Experiment, rows: Mapping[str, Row], folder: Path) -> list
             f"there is no row of {experiment.name} in {folder.parent / ROWS}: run `vestige "
             f"reproduce {experiment.name}` first."
         )
+    check_rows(own)
     numbers = summarised(experiment, own)
     # By the last two names of the path: where the results lie does not change the bytes.
     root = folder.absolute().parent.name
@@ -83,9 +85,7 @@ def write(experiment: Experiment, rows: Mapping[str, Row], folder: Path) -> list
             f"the report of {experiment.name} cannot be written to {folder} ({error.strerror}): "
             "the rows are untouched; mend that and give the same command again."
         ) from error
-    if importlib.util.find_spec("vestige.report") is not None:
-        written += importlib.import_module("vestige.report").write(experiment, own, folder) or []
-    return written
+    return [*written, *draw(experiment, own, folder)]
 
 
 def _adapted(experiment: Experiment, root: Path) -> Experiment:

@@ -19,7 +19,7 @@ _MOST_DIFFERENT = 4  # events; the PLD of a schedule takes up to a minute, RDP d
 
 
 def epsilon_curve(
-    spent: Sequence[Sequence[Event]], delta: float, final: float | None
+    spent: Sequence[Sequence[Event]], delta: float, final: float | None, accountant: str = "pld"
 ) -> list[float | None]:
     """Epsilon after each epoch, from the ledger's events at that time; `final` is the last one.
 
@@ -28,8 +28,8 @@ def epsilon_curve(
     epochs = len(spent)
     if final is None:
         return [None] * epochs
-    cheap = any(len(events) > _MOST_DIFFERENT for events in spent)
-    accountant = "rdp" if cheap else "pld"
+    if accountant == "pld" and any(len(events) > _MOST_DIFFERENT for events in spent):
+        accountant = "rdp"
     asked = sorted({round(epochs ** (i / (_POINTS - 1))) for i in range(_POINTS)} - {0})
     known: dict[int, float] = {}
     for epoch in asked:

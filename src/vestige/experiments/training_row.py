@@ -11,6 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tup
     result = session.run(record, Unwritten())
     if result["interrupted"]:
         raise KeyboardInterrupt
+    record.account(result, last_only=task.role == "tuning")
     row = {
         "hash": task.hash,
         "experiment": task.experiment,
@@ -70,10 +72,10 @@ def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tup
         "seed": run.seed,
         "lr": float(run.lr),
         "final_accuracy": result["accuracy"],
-        "best_accuracy": max(record.curve["accuracy"]),
+        "best_accuracy": record.best,
         "final_loss": _rounded(result["loss"]),
         "epsilon": result["epsilon"],
-        "epsilon_marginal": papers_epsilon(run, result),
+        "epsilon_marginal": record.marginal,
         "delta": run.delta,
         "guarantee": result["guarantee"],
         "noise_multiplier": result["noise_multiplier"],
@@ -82,25 +84,22 @@ def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tup
         "steps": result["steps"],
         "epochs": run.epochs,
         "seconds": round(result["seconds"], 3),
-        "curve": record.measured(result["epsilon"], last_only=task.role == "tuning"),
+        "curve": record.curve,
         "diagnostics": record.memory.summary(run.epochs),
     }
     return row, result["device"]
 
 
-def papers_epsilon(run: RunSetting, result: Mapping[str, Any]) -> float | None:
-    """The papers' figure: their RDP conversion at sigma/beta of one group alone.
+def papers_event(run: RunSetting, beta: Any) -> Event | None:
+    """One release as the papers account it: at sigma/beta of one group alone.
 
-    A guarantee where there is one group and one look at the lot; a diagnostic otherwise. None for
-    noise that was solved for, and for a beta that varies.
+    That is a guarantee where there is one group and one look at the lot, and a diagnostic
+    otherwise. None for noise that was solved for, and for a beta that varies.
     """
     sigma = run.noise_multiplier or run.group_noise_multiplier
-    beta = result["beta"]
-    if not sigma or not isinstance(beta, int | float) or result["epsilon"] is None:
+    if not sigma or not isinstance(beta, int | float):
         return None
-    records = run.train_range[1] - run.train_range[0]
-    event = Event(run.lot / records, sigma / beta, result["steps"])
-    return accounting.epsilon([event], run.delta, "rdp_classic")
+    return Event(run.lot / (run.train_range[1] - run.train_range[0]), sigma / beta)
 
 
 class _Record:
@@ -112,6 +111,8 @@ class _Record:
         self.memory = MemoryRecord(run.epochs, window if isinstance(window, int) else 1)
         self.curve: dict[str, list[Any]] = {"epoch": [], "accuracy": [], "loss": []}
         self.ledger: Callable[[], tuple[Event, ...]] = tuple
+        self.best = 0.0
+        self.marginal: float | None = None
         self._spent: list[tuple[Event, ...]] = []
 
     def __call__(self, progress: Progress) -> None:
@@ -122,18 +123,29 @@ class _Record:
         self.curve["epoch"].append(line["epoch"])
         self.curve["accuracy"].append(line["test_accuracy"])
         self.curve["loss"].append(_rounded(line["test_loss"]))
+        self.best = max(self.best, line["test_accuracy"])
         self._spent.append(self.ledger())
         if "diagnostics" in line:
             self.memory.add(line["epoch"], line["diagnostics"])
         self._watch(line["epoch"], self._run.epochs)
 
-    def measured(self, epsilon: float | None, last_only: bool) -> dict[str, list[Any]]:
-        """The curve with its epsilons; of a tuning run the last epoch alone."""
+    def account(self, result: Mapping[str, Any], last_only: bool) -> None:
+        """Add the epsilons to the curve; of a tuning run only the last epoch is kept."""
+        run, final, event = self._run, result["epsilon"], papers_event(self._run, result["beta"])
+        papers: list[list[Event]] = []
+        if event is not None and final is not None:
+            per_epoch = result["steps"] // run.epochs
+            papers = [[replace(event, count=per_epoch * e)] for e in self.curve["epoch"]]
+            self.marginal = accounting.epsilon(papers[-1], run.delta, "rdp_classic")
         if last_only:
-            return {name: values[-1:] for name, values in self.curve.items()} | {
-                "epsilon": [epsilon]
-            }
-        return self.curve | {"epsilon": epsilon_curve(self._spent, self._run.delta, epsilon)}
+            self.curve = {name: values[-1:] for name, values in self.curve.items()}
+            self.curve["epsilon"] = [final]
+            return
+        self.curve["epsilon"] = epsilon_curve(self._spent, run.delta, final)
+        if papers:
+            self.curve["epsilon_marginal"] = epsilon_curve(
+                papers, run.delta, self.marginal, "rdp_classic"
+            )
 
 
 class Unwritten(RunFolder):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 _VOID = ("br", "hr", "img", "link", "meta", "wbr")
 _ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})")
 _CODE = re.compile(r"`([^`]+)`")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 class Html(str):
@@ -22,9 +23,14 @@ class Html(str):
     __slots__ = ()
 
 
+def printable(value: object) -> str:
+    """A value as text without the characters that neither HTML nor SVG may hold."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(value))
+
+
 def text(value: object) -> Html:
     """A value as markup: escaped, unless it is markup already."""
-    return value if isinstance(value, Html) else Html(html.escape(str(value), quote=True))
+    return value if isinstance(value, Html) else Html(html.escape(printable(value), quote=True))
 
 
 def join(parts: Iterable[object], between: str = "") -> Html:
@@ -32,7 +38,7 @@ def join(parts: Iterable[object], between: str = "") -> Html:
     return Html(str(text(between)).join(text(part) for part in parts))
 
 
-def element(name: str, *children: object, **attributes: object) -> Html:
+def element(name: str, /, *children: object, **attributes: object) -> Html:
     """An element. `class_` stands for class, `_` in other names for `-`; None and False are left
     out, True is an attribute without a value."""
     written = []
@@ -95,7 +101,7 @@ def table(
         body.append(element("tr", *cells, class_="marked" if number in chosen else None))
     whole = element(
         "table",
-        element("caption", caption),
+        element("caption", element("span", caption)),
         element("thead", element("tr", *head)),
         element("tbody", *body),
     )

@@ -24,12 +24,15 @@ _SETTINGS = {
     "svg.fonttype": "none",
     "svg.hashsalt": "vestige",
     "font.family": [_LAYOUT_FONT],
-    "font.size": 10.0,
+    "font.size": 11.0,
+    "xtick.labelsize": 10.0,
+    "ytick.labelsize": 10.0,
+    "legend.fontsize": 10.0,
     "text.color": INK,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
     "axes.linewidth": 0.8,
-    "axes.titlesize": 11.0,
+    "axes.titlesize": 11.5,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
     "xtick.labelcolor": INK,
@@ -43,6 +46,9 @@ _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _COORDINATES = re.compile(r' (?:d|x|y|points)="[^"]*"')
 _ID = re.compile(r'( id="|url\(#|href="#)')
+_GROUP_ID = re.compile(r'<g id="[^"]*"')
+_NO_TURN = re.compile(r' transform="rotate\(-0 [^"]*"')
+_STYLE = re.compile(r' style="[^"]*"')
 _COLOURS = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
 _COLOUR = re.compile("|".join(re.escape(colour) for colour in _COLOURS))
 
@@ -56,10 +62,12 @@ def settings() -> Iterator[None]:
         yield
 
 
-def document(figure: Figure) -> str:
-    """A file of its own, on paper white."""
-    drawn = _rounded(_drawn(figure))
-    return drawn.replace(f"'{_LAYOUT_FONT}'", FONTS)
+def document(figure: Figure, title: str, description: str) -> str:
+    """A file of its own, on paper white; title and description are for those who cannot see it."""
+    drawn = _small(_drawn(figure)).replace(f"'{_LAYOUT_FONT}'", FONTS)
+    start, end, rest = drawn.partition('version="1.1">')
+    words = f"\n<title>{text(title)}</title>\n<desc>{text(description)}</desc>"
+    return f'{start}role="img" {end}{words}{rest}'
 
 
 def inline(figure: Figure, name: str, description: str) -> Html:
@@ -67,17 +75,22 @@ def inline(figure: Figure, name: str, description: str) -> Html:
 
     `description` is what those hear or read who cannot see it.
     """
-    drawn = _rounded(_drawn(figure, transparent=True)).replace(f"'{_LAYOUT_FONT}'", "inherit")
-    body = drawn[drawn.index("<svg") :]
-    head, _, rest = body.partition(">")
+    drawn = _small(_drawn(figure, transparent=True))
+    head, _, rest = drawn[drawn.index("<svg") :].partition(">")
     box = re.search(r'viewBox="([^"]*)"', head)
     assert box is not None
-    # The style sheet inside speaks to the whole page once it stands in one.
+    # The style sheet inside would speak to the whole page.
     rest = re.sub(r"<style[^>]*>.*?</style>", "", rest, flags=re.DOTALL)
+    rest = _GROUP_ID.sub("<g", rest)
     rest = _ID.sub(lambda found: f"{found[1]}{name}-", rest).replace("xlink:href", "href")
-    rest = _COLOUR.sub(lambda found: _COLOURS[found[0]], rest)
+    rest = _STYLE.sub(lambda found: _themed(found[0]), rest)
     label = f'role="img" aria-label="{text(description)}"'
     return Html(f'<svg class="plot" viewBox="{box[1]}" {label}>{rest.strip()}')
+
+
+def _themed(styled: str) -> str:
+    fitted = styled.replace(f" font-family: '{_LAYOUT_FONT}';", "")
+    return _COLOUR.sub(lambda found: _COLOURS[found[0]], fitted)
 
 
 def _drawn(figure: Figure, transparent: bool = False) -> str:
@@ -86,8 +99,12 @@ def _drawn(figure: Figure, transparent: bool = False) -> str:
     return buffer.getvalue()
 
 
-def _rounded(drawn: str) -> str:
+def _small(drawn: str) -> str:
     """Coordinates to a hundredth of a point: half the size, and nothing that could be seen."""
-    return _COORDINATES.sub(
-        lambda found: _NUMBER.sub(lambda n: f"{float(n[0]):.2f}", found[0]), drawn
-    )
+    rounded = _COORDINATES.sub(lambda found: _rounded(found[0]), _NO_TURN.sub("", drawn))
+    return re.sub(r"\n +<", "\n<", rounded)
+
+
+def _rounded(coordinates: str) -> str:
+    short = _NUMBER.sub(lambda n: f"{float(n[0]):.2f}", coordinates)
+    return re.sub(r" ?\n", "", short)
