@@ -41,7 +41,7 @@ from vestige.noise import NoiseScale
 from vestige.randomness import COUNTS, Randomness
 from vestige.release import ClippedSum, Door
 
-C = 0.6
+C = 1.5
 
 
 @pytest.fixture
@@ -462,10 +462,12 @@ def test_dp_adam_ac_passes_over_empty_lots_and_numbers_that_are_none(seen):
 
 def test_dp_adam_ac_private_follows_noisy_counts(seen):
     """Bound and rate from the noisy fraction of the unclipped; schedulers see their own rate."""
-    rule, target, band, base = DPAdamACPrivate.clipping, 0.3, 0.1, 0.02
-    assert (rule.target, rule.rate, rule.lowest, rule.highest) == (0.8, 0.2, 0.1, 10.0)
+    target, band, base = 0.3, 0.1, 0.02
+    method = DPAdamACPrivate(target, band)
+    rule = method.clipping
+    assert (rule.target, rule.rate, rule.lowest, rule.highest) == (0.7, 0.2, 0.1, 10.0)
     engine, model, optimizer, loader = private(
-        DPAdamACPrivate(target, band),
+        method,
         lambda p: torch.optim.AdamW(p, lr=base),
         max_grad_norm=C,
     )
@@ -495,9 +497,6 @@ def test_dp_adam_ac_private_follows_noisy_counts(seen):
     assert (event.sample_rate, event.count) == (LOT / N, STEPS)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="rates are put back after a step that ended well, and before the next"
-)
 def test_a_step_that_fails_leaves_the_learning_rate_as_it_was():
     engine, model, optimizer, loader = private("dp-adam-ac-private")
     run(engine, model, optimizer, loader, 3)

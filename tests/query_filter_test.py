@@ -30,7 +30,7 @@ from vestige.release import Branch, ClippedSum
 from vestige.updates.adam import AdamBC
 from vestige.updates.doppler import SECOND_ORDER, DopplerFilter
 
-C, LR = 0.6, 0.3
+C, LR = 1.5, 0.3
 
 
 @pytest.fixture

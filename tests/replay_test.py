@@ -80,9 +80,9 @@ class Tape:
             note(door, clipped, gain, branch)
             return out_of(originals[0](door, clipped, sample_rate, branch, gain, lot))
 
-        def first_look(door, clipped, sample_rate):
+        def first_look(door, clipped, sample_rate, lot):
             note(door, clipped, 1.0, None)
-            return out_of(originals[1](door, clipped, sample_rate))
+            return out_of(originals[1](door, clipped, sample_rate, lot))
 
         def measure(door, total, bound, multiplier, lot):
             seen.norms.append(total)

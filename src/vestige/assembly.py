@@ -107,7 +107,7 @@ def assemble(
         denoiser=_filter(method, denoiser, around),
         ascent=method.ascent(around),
         alternates=method.alternates,
-        averaging=_averaging(plan, groups),
+        averaging=_averaging(plan, groups, method.alternates),
         geometry=method.geometry(around.like),
         importance=_importance(method, around),
         clip=_clip_control(method, form, clip, plan),
@@ -120,6 +120,12 @@ def assemble(
         watch.collector.count_unclipped()
     if not method.private and parts.clip:
         watch.collector.norms = []
+    correlation = method.correlation(around)
+    if correlation and parts.denoiser and isinstance(optimizer, AdamBC):
+        raise ConfigError(
+            f"denoiser={denoiser!r} after the correlated noise of method {method.name!r} leaves "
+            f"noise that {type(optimizer).__name__} cannot know: leave one of them out."
+        )
     door = Door(
         groups,
         noise,
@@ -127,7 +133,7 @@ def assemble(
         ledger,
         segments=parts.geometry.segments if parts.geometry else None,
         count_noise=plan.count_noise,
-        correlation=method.correlation(around),
+        correlation=correlation,
         distortion=method.distortion(around.like, plan),
         private=method.private,
     )
@@ -153,7 +159,14 @@ def _memory(
     rule, filter = method.memory(around.plan.lots_per_epoch), method.query_filter(around)
     if rule is not None:
         return Recollection(rule, groups, around.like, beta, dtype)
-    return None if filter is None else EstimatedMemory(filter, around.like, beta)
+    if filter is None:
+        return None
+    if dtype is not None:
+        raise ConfigError(
+            f"history_dtype={dtype} does nothing for method {method.name!r}, which keeps an "
+            "estimate instead of past releases: leave it out."
+        )
+    return EstimatedMemory(filter, around.like, beta)
 
 
 def _filter(method: Method, denoiser: str | Method | None, around: Surroundings) -> Filter | None:
@@ -167,17 +180,21 @@ def _filter(method: Method, denoiser: str | Method | None, around: Surroundings)
             f"denoiser={denoiser!r} is no filter of releases alone: use 'doppler' or 'kalman' with "
             "beta 1, or leave it out."
         )
-    if own is not None or method.filters_releases or method.own_gradient:
+    scaled = method.own_gradient or isinstance(method, DPIS)
+    if own is not None or method.filters_releases or scaled:
         raise ConfigError(
-            f"method {method.name!r} filters its releases itself: leave denoiser={denoiser!r} out."
+            f"method {method.name!r} filters or scales its releases itself: leave "
+            f"denoiser={denoiser!r} out."
         )
     return after
 
 
-def _averaging(plan: PrivacyPlan, groups: Groups) -> Averaging | None:
+def _averaging(plan: PrivacyPlan, groups: Groups, alternates: bool) -> Averaging | None:
     if plan.averaging is None:
         return None
-    return Averaging(plan.averaging, {s.name: s.parameter for s in groups.slots}, plan.steps)
+    # The number of times that the weights move.
+    steps = plan.steps // 2 if plan.steps and alternates else plan.steps
+    return Averaging(plan.averaging, {s.name: s.parameter for s in groups.slots}, steps)
 
 
 def _importance(method: Method, around: Surroundings) -> Importance | None:
@@ -188,7 +205,7 @@ def _importance(method: Method, around: Surroundings) -> Importance | None:
         around.randomness,
         around.records,
         plan.dataset_size,
-        plan.batch_size,
+        float(plan.sample_rate),  # type: ignore[arg-type]
         method.floor,
         method.norm_noise,
     )

@@ -40,10 +40,11 @@ class Correlation:
         """The standard deviation of one number of that noise, in the same units."""
         return self._process.marginal(lot - self._first)
 
-    def continue_from(self, lot: int, same_key: bool) -> None:
-        """A saved run continues with `lot`: in test mode as if it had never stopped."""
-        if same_key:
-            self._paid = self._stretch(lot - 1) if lot else -1
+    def continue_from(self, lot: int, repeatable: bool) -> None:
+        """A saved run continues with `lot`: in test mode with the noise of a run that never
+        stopped. The stretch under way is charged again, since the key may be another."""
+        if repeatable:
+            self._paid = self._stretch(lot) - 1
         else:
             self._first = lot
 

@@ -22,7 +22,7 @@ from vestige.groups import partition
 from vestige.ledger import Ledger
 from vestige.methods import METHODS, Method, planned_charges, query_weight, resolve
 from vestige.noise import GroupNoise, NoiseScale, noise_scales, shaped
-from vestige.plan import PrivacyPlan, check_count, lots_per_epoch, sampling_rate
+from vestige.plan import ADJACENCY, PrivacyPlan, check_count, lots_per_epoch, sampling_rate
 from vestige.randomness import Randomness
 from vestige.run import Parts, Run
 from vestige.sampling import PrivateLoader, check_loader
@@ -41,9 +41,9 @@ class PrivacyEngine:
 
     Guarantee: after any number of steps, everything the loop has released (the weights, and all
     that is computed from them) is (epsilon, delta)-differentially private for adding or removing
-    one record, with epsilon = `get_epsilon(delta)`, provided that each row's loss depends on that
-    row alone and that `noise_seed` was not used. What the loop itself does with batches, such as
-    printing training losses, is outside the guarantee.
+    one record (or what `plan.adjacency` says), with epsilon = `get_epsilon(delta)`, provided that
+    each row's loss depends on that row alone and that `noise_seed` was not used. What the loop
+    itself does with batches, such as printing training losses, is outside the guarantee.
 
     Papers: Abadi et al. 2016 (arXiv 1607.00133); accounting by Google's dp-accounting.
     """
@@ -304,7 +304,7 @@ class PrivacyEngine:
         """Epsilon of everything released so far, at `delta`, by this engine's accountant.
 
         Guarantee: an upper bound (PLD rounds up; RDP is a bound by construction) for adding or
-        removing one record.
+        removing one record, or for what `plan.adjacency` says.
         """
         name = self.accountant if accountant is None else accounting.accountant_name(accountant)
         return accounting.epsilon(self._ledger.merged(), delta, name)
@@ -367,6 +367,10 @@ class PrivacyEngine:
         multipliers = run.plan.noise_multiplier
         if 0 in (multipliers if isinstance(multipliers, tuple) else (multipliers,)):
             found.append("no noise: nothing is private, epsilon is infinite")
+        if run.plan.adjacency != ADJACENCY:
+            found.append(f"epsilon holds for another adjacency: {run.plan.adjacency}")
+        if run.plan.count_noise == 0:
+            found.append("no noise on the counts: nothing is private, epsilon is infinite")
         if not run.plan.size_declared:
             found.append(
                 f"the number of records, {run.plan.dataset_size}, is treated as public (it was not "
@@ -413,8 +417,8 @@ class PrivacyEngine:
             part.load_state_dict(saved)
         run.door.steps, run.lots.next_lot = state["released"], state["next_lot"]
         if run.door.correlation:
-            same_key = run.repeatable and bool(state["repeatable_noise"])
-            run.door.correlation.continue_from(state["next_lot"], same_key)
+            repeatable = run.repeatable and bool(state["repeatable_noise"])
+            run.door.correlation.continue_from(state["next_lot"], repeatable)
         run.repeatable = run.repeatable or bool(state["repeatable_noise"])
 
     def _attached(self) -> Run:

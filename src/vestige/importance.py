@@ -38,12 +38,12 @@ class Importance:
         randomness: Randomness,
         records: int,
         dataset_size: int,
-        batch_size: int,
+        cap: float,
         floor: float,
         norm_noise: float,
     ) -> None:
         self._randomness, self._records = randomness, records
-        self._size, self._batch_size = dataset_size, batch_size
+        self._size, self._cap = dataset_size, cap
         self._floor, self.norm_noise = floor, norm_noise
         self.mean_norm = 1.0  # K~ / (N C): what releases are multiplied by
         self.measuring = False
@@ -52,8 +52,8 @@ class Importance:
 
     @property
     def rate(self) -> float:
-        """The rate of the superset: b C / K~."""
-        return self._batch_size / (self._size * self.mean_norm)
+        """The rate of the superset: b C / K~, at most the cap that lots are charged at."""
+        return min(self._cap * self._floor / self.mean_norm, self._cap)
 
     def lot(self, number: int) -> npt.NDArray[Any]:
         """The superset of lot `number`, drawn when it is asked for."""

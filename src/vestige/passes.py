@@ -69,8 +69,8 @@ class SameSample(Passes):
     def _run(self, closure: Closure) -> Any:
         loss = self._evaluate(closure)
         self._ascent.learn(self._look())
+        self._capture.collector.clear()  # before the batch may be summed once more
         self._capture.reopen()
-        self._capture.collector.clear()
         self._ascent.climb()
         try:
             self._evaluate(closure)
@@ -88,6 +88,7 @@ class TwoPoints(Passes):
 
     def _run(self, closure: Closure) -> Any:
         capture, collector = self._capture, self._capture.collector
+        collector.begin(1.0)  # nothing of a pass that failed
         collector.holding = True
         try:
             capture.weight = 1 - self._weight
@@ -122,6 +123,7 @@ class OwnAscent(Passes):
             gradients, _ = self._expanded.gradients(closure, batch.rows, move)
         finally:
             capture.paused = False
+        batch.backward = -1  # from here on it counts: a failure must not let it count again
         if not batch.empty:
             with exact(gradients.device.type):
                 scale = float(batch.rows) if capture.mean_loss else 1.0

@@ -25,8 +25,9 @@ class PrivacyPlan:
     Guarantee: `lots_per_epoch` and `sample_rate` are computed once, in integers where they can be,
     and used by loader, accountant and calibration alike.
 
-    `sample_rate` is the one that lots are charged at. `sample_rate`, `noise_multiplier` and `beta`
-    are numbers, or tables with one number per step where they follow a schedule; `noise_stds` has
+    `sample_rate` is the one that lots are charged at (dp-is: its cap; correlated noise is charged
+    by cycles or trees, at the rates that its method says). It, `noise_multiplier` and `beta` are
+    numbers, or tables with one number per step where they follow a schedule; `noise_stds` has
     one number per group, or such a row per step. With bounds that change (quantile clipping, a clip
     schedule) `bounds` and `noise_stds` are those of the first step.
     """

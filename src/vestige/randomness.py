@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import secrets
 from collections.abc import Iterator
 
@@ -27,7 +28,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
-from vestige.errors import ConfigError
+from vestige.errors import ConfigError, PrivacyError
 
 LOTS, NOISE = b"lots", b"noise"
 COUNTS, FIRST_LOOK, MEASURE, ACCEPT = b"counts", b"first look", b"measure", b"accept"
@@ -47,6 +48,7 @@ class Randomness:
             )
         self.repeatable = noise_seed is not None
         self.secure = secure
+        self._process = os.getpid()
         self._box_muller = _BoxMuller32()
         self._key = (
             secrets.token_bytes(32)
@@ -58,6 +60,11 @@ class Randomness:
         raise TypeError("the random streams of a private run are secret and cannot be saved")
 
     def _cipher(self, purpose: bytes, step: int) -> CipherContext:
+        if os.getpid() != self._process:
+            raise PrivacyError(
+                "this process was forked after make_private: two processes would add the same "
+                "noise. Call make_private in the process that trains."
+            )
         nonce = hashlib.sha256(purpose + step.to_bytes(8, "big")).digest()[:8] + bytes(8)
         return Cipher(algorithms.AES(self._key), modes.CTR(nonce)).encryptor()
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from vestige.accounting import Charge
+from vestige.errors import PrivacyError
 from vestige.groups import Groups
 from vestige.ledger import Ledger
 from vestige.noise import NoiseScale
@@ -147,6 +148,7 @@ class Door:
         self._buffer: Tensor | None = None
         self._first_look: Tensor | None = None
         self._paid = False  # the charge of a first look covers the release that follows it
+        self._last_look = -1  # the last lot that had a first look
         self.steps = 0
 
     @property
@@ -212,25 +214,33 @@ class Door:
                 torch.add(total[at], noise[at], alpha=std, out=values[at])
             stds = tuple(std * scale for std in stds)
         else:
-            self._add_noise(total, branch, gain, stds, values, NOISE)
+            self._add(total, branch, gain, self._noise(total, stds, NOISE, self.steps), values)
         counts = self._noisy_counts(clipped)
         self.steps += 1
         return Release(values, self.steps - 1, self, stds, counts, _certificate=_CERTIFICATE)
 
-    def first_look(self, clipped: ClippedSum, sample_rate: float) -> Release:
+    def first_look(self, clipped: ClippedSum, sample_rate: float, lot: int) -> Release:
         """A noisy sum of a lot that will be released once more: the pair is charged here, once.
 
-        Both looks have the noise of this step; together they are one Gaussian release of the lot at
-        sigma / sqrt(2). The values are readable until the release.
+        Both looks have noise of this step's scale; together they are one Gaussian release of the
+        lot at sigma / sqrt(2). The values are readable until the release. The noise goes by the
+        lot's number, not by the step's, which a lot that is given up does not advance.
         """
         self._check(clipped)
+        if lot <= self._last_look:
+            raise PrivacyError(
+                f"lot {lot} was looked at before: the same noise would be added to another sum. "
+                "Call engine.abandon_lot() and go on with the next batch."
+            )
+        self._last_look = lot
         self._paid = False
         self._write(Charge(sample_rate, math.sqrt(2), self._beside))
         self._paid = True
         if self._first_look is None:
             self._first_look = torch.empty_like(clipped._values)
         stds = self.noise.stds(clipped.bounds)
-        self._add_noise(clipped._values, None, 1.0, stds, self._first_look, FIRST_LOOK)
+        noise = self._noise(clipped._values, stds, FIRST_LOOK, lot)
+        self._add(clipped._values, None, 1.0, noise, self._first_look)
         return Release(self._first_look, self.steps - 1, self, stds, _certificate=_CERTIFICATE)
 
     def charge_measurement(self, multiplier: float) -> None:
@@ -266,16 +276,16 @@ class Door:
         noise = self._randomness.normals(COUNTS, self.steps, len(exact))
         return tuple(float(c + self._count_noise * z) for c, z in zip(exact, noise, strict=True))
 
-    def _add_noise(
+    def _add(
         self,
         total: Tensor,
         branch: Branch | None,
         gain: float,
-        stds: tuple[float, ...],
+        noises: Iterator[tuple[slice, Tensor, float]],
         values: Tensor,
-        purpose: bytes,
     ) -> None:
-        for block, noise, std in self._noise(total, stds, purpose):
+        """Write gain * total + branch + noise into `values`."""
+        for block, noise, std in noises:
             # The sum comes last or together with the noise, so that whatever interrupts this,
             # the buffer never holds a sum without noise.
             if gain == 1 and branch is None:
@@ -288,13 +298,13 @@ class Door:
             values[block].add_(total[block], alpha=gain)
 
     def _noise(
-        self, like: Tensor, stds: tuple[float, ...], purpose: bytes
+        self, like: Tensor, stds: tuple[float, ...], purpose: bytes, number: int
     ) -> Iterator[tuple[slice, Tensor, float]]:
-        """The step's noise, a block at a time, and the standard deviation still to be applied."""
+        """Noise by its number, a block at a time, and the standard deviation still to apply."""
         if not any(stds):
             yield slice(0, like.numel()), torch.zeros_like(like), 0.0
             return
-        for block, noise in self._randomness.normal_blocks(like, self.steps, purpose):
+        for block, noise in self._randomness.normal_blocks(like, number, purpose):
             if len(set(stds)) == 1:
                 yield block, noise, stds[0]
                 continue

@@ -95,6 +95,7 @@ class Run:
         self.passes = make_passes(watch, self._first_look, parts.ascent)
         self._seed = seed
         self._just_released = True
+        self._detached = False
         self._lot_open = False
         self._current_lot = 0
         self._gated_from: int | None = None
@@ -117,7 +118,10 @@ class Run:
 
     def detach(self) -> None:
         """Take the hooks off."""
+        self._detached = True
         self.capture.detach()
+        if self.parts.rate:
+            self.parts.rate.restore(self.optimizer)
         if self.ascent:
             self.ascent.return_home()
         for hook in self._hooks:
@@ -134,6 +138,10 @@ class Run:
 
     def hand_out(self, batch: Batch) -> None:
         """The loader gives `batch` to the loop."""
+        if self._detached:
+            return
+        if self.parts.rate:
+            self.parts.rate.restore(self.optimizer)  # of a step that failed
         if self.capture.batch is not None:
             raise PrivacyError(
                 "the loader was asked for another batch before optimizer.step() was called for "
@@ -159,7 +167,8 @@ class Run:
             if self.parts.importance:
                 self.parts.importance.begin(batch.lot, batch.measures)
             self._lot_open, self._current_lot = True, batch.lot
-        if not batch.last and self._gated_from != self.lots.first_lot:
+        moves = batch.last and not batch.measures and not self.parts.alternates
+        if not moves and self._gated_from != self.lots.first_lot:
             # Once an epoch: looking for schedulers takes longer than a step.
             gate_schedulers(self.optimizer, lambda: self._just_released)
             self._gated_from = self.lots.first_lot
@@ -182,9 +191,11 @@ class Run:
                     self.plan.beta_of(self.door.steps),
                     self._current_lot,
                 )
+        self.capture.stop_watching()
         if self.ascent:
             self.ascent.return_home()
-        self.capture.stop_watching()
+        if self.parts.rate:
+            self.parts.rate.restore(self.optimizer)
         self.capture.collector.clear()
         self.capture.batch = None
         self._lot_open = False
@@ -272,7 +283,8 @@ class Run:
     def _first_look(self) -> Release:
         """A noisy sum of the lot at hand, which will be released once more."""
         with exact(self._device):
-            return self.door.first_look(self._clipped_sum(), self.plan.rate_of(self._current_lot))
+            lot = self._current_lot
+            return self.door.first_look(self._clipped_sum(), self.plan.rate_of(lot), lot)
 
     def _check_strangers(self, optimizer: Optimizer) -> None:
         """A parameter outside the plan may sit in the optimizer, but without a gradient."""
@@ -335,8 +347,10 @@ class Run:
         """The variance of the noise in each parameter's gradient, by the parameter's id."""
         stds, denoiser = release.stds, self.parts.denoiser
         powers = denoiser.noise_powers(len(stds)) if denoiser else [1.0] * len(stds)
+        scale = (self.parts.importance.mean_norm if self.parts.importance else 1.0) ** 2
+        scale /= self.plan.batch_size**2
         return {
-            id(slot.parameter): powers[slot.group] * (stds[slot.group] / self.plan.batch_size) ** 2
+            id(slot.parameter): scale * powers[slot.group] * stds[slot.group] ** 2
             for slot in self.groups.slots
         }
 

@@ -12,7 +12,7 @@ that are held out, for validation or as the test split, are outside of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -241,8 +241,13 @@ class _Comparison:
             "study_epsilon": spent if finite else None,
             "study_runs": len(self._runs),
             "not_private": sorted(exposed),
-            "guarantee": accounting.GUARANTEE if finite else "none",
+            "guarantee": accounting.guarantee(spent, _adjacency(self._runs)) if finite else "none",
         }
+
+
+def _adjacency(runs: Iterable[Mapping[str, Any]]) -> str:
+    """What neighbouring data are, for all methods of the study together."""
+    return "; ".join(sorted({resolve(run["method"]).adjacency for run in runs}))
 
 
 def _split(whole: Dataset) -> tuple[Dataset, Dataset]:

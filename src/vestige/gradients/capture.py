@@ -168,7 +168,7 @@ class Capture(TorchFunctionMode):
     def stop_watching(self) -> None:
         """Leave a forward pass that was interrupted (Ctrl-C) and never said goodbye."""
         while self._calls:
-            self._leave_forward()
+            self._leave_forward(check=False)
 
     def _enter_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         watched = torch.is_grad_enabled() and not self.paused
@@ -188,7 +188,7 @@ class Capture(TorchFunctionMode):
         self._calls[-1] = True
         self.__enter__()  # type: ignore[no-untyped-call]
 
-    def _leave_forward(self, *_: Any) -> None:
+    def _leave_forward(self, *_: Any, check: bool = True) -> None:
         if not self._calls or not self._calls.pop():
             return
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -197,7 +197,7 @@ class Capture(TorchFunctionMode):
         self._forward = None
         self._shared.clear()
         self._open.close()
-        now = self._versions()
+        now = self._versions() if check else self._state
         if now != self._state:
             changed = {key for key, _ in set(self._state) ^ set(now)}
             names = [name for name, tensor in self.state_tensors() if id(tensor) in changed]
@@ -317,7 +317,8 @@ class Capture(TorchFunctionMode):
         shape = ref.value.shape
 
         def uses(g: Tensor) -> Uses:
-            return [ref.use(PerExample(g.movedim(axis, 0).reshape(-1, *shape)))]
+            rows = g.movedim(axis, 0).reshape(-1, *shape)
+            return [ref.use(PerExample(rows.to(self.collector.total.dtype)))]
 
         pad = [1] * (len(size) - len(shape))
         value = ref.value.reshape(*pad, *shape)

@@ -134,7 +134,7 @@ class Collector:
         # On a GPU looking would stall the device, and dropping nothing is cheap there.
         if square_norms.device.type != "cpu" or not float(square_norms.sum()) <= most:
             bad = ~(square_norms <= most)  # also what is not a number
-            square_norms = square_norms.masked_fill(bad, 1)
+            square_norms = square_norms.masked_fill(bad, 0)
             for h in held:
                 h.use.drop(bad)
         factors = self.clip.factors(square_norms, group, self._scale, dtype, self._rounding())

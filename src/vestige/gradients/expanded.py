@@ -146,11 +146,11 @@ class _Turn(nn.Module):
                 return original(*args, **kwargs)  # the root within itself, or an evaluation
             return self._by_row(original, args, kwargs)
 
-        instance["forward"] = forward
         try:
+            instance["forward"] = forward
             yield
         finally:
-            del instance["forward"]
+            instance.pop("forward", None)
             instance.update(own)
 
     def forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

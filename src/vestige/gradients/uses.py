@@ -32,7 +32,7 @@ def row_squares(values: Tensor, factor: bool = False) -> Tensor:
 
     With `factor` the rows are factors of a product: see `limited`.
     """
-    flat = values if values.ndim == 2 else values.flatten(1)
+    flat = values if values.ndim == 2 else values.reshape(len(values), -1)
     width = flat.shape[1]
     if flat.device.type == "cpu" and flat.dtype == torch.float32 and width > 256:
         # A long float32 sum of equal squares rounds all one way. Short blocks and torch.sum, which

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vestige.updates.rate_control import RateControl
 
 AT_SIGMA = "proven: composition of Poisson-subsampled Gaussian releases at sigma"
+AT_SIGMA_OVER_BETA = f"{AT_SIGMA}/beta"
 
 
 @dataclass(frozen=True)

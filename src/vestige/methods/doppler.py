@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vestige.errors import ConfigError
-from vestige.methods.base import AT_SIGMA, Surroundings
+from vestige.methods.base import AT_SIGMA_OVER_BETA, Surroundings
 from vestige.methods.checks import check_share
 from vestige.methods.estimating import EstimatingMethod
 from vestige.schedule import Schedule
@@ -32,7 +32,7 @@ class Doppler(EstimatingMethod):
 
     name: ClassVar[str] = "doppler"
     paper: ClassVar[str] = "Zhang et al. 2024, arXiv 2408.13460"
-    guarantee: ClassVar[str] = AT_SIGMA
+    guarantee: ClassVar[str] = AT_SIGMA_OVER_BETA
     summary: ClassVar[str] = "low-pass filter of the releases"
     extra_memory: ClassVar[str] = "1 (order 1) or 4 (order 2) x parameters"
 

@@ -18,7 +18,7 @@ Guarantee: as published, none. Private version: 1/z^2 = 1/sigma^2 + 1/(2 count_n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from vestige.clip_forms import Clipping, Quantile
@@ -109,3 +109,8 @@ class DPAdamACPrivate(_AdaptiveClipping):
 
     clipped: float = 0.2
     band: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        own = replace(self.clipping, target=1 - self.clipped)  # type: ignore[type-var]
+        object.__setattr__(self, "clipping", own)

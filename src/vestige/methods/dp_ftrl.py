@@ -107,4 +107,9 @@ class DPFTRL(Method):
                 f"{around.records}: the fixed order of method {self.name!r} takes that number as "
                 "public. Leave dataset_size out."
             )
+        if around.plan.sample_rate != around.plan.batch_size / around.records:
+            raise ConfigError(
+                f"sample_rate={around.plan.sample_rate} does nothing for method {self.name!r}, "
+                "which does not sample: leave it out."
+            )
         return FixedOrder(around.randomness, around.records, around.plan.batch_size)

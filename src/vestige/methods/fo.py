@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vestige.methods.base import AT_SIGMA_OVER_BETA
 from vestige.methods.checks import check_non_negative, check_positive, check_share
 from vestige.methods.remembering import RememberingMethod
 from vestige.schedule import Schedule
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from vestige.memory.base import Memory
 
 FO_PAPER = "FO-DP-SGD 2026, arXiv 2605.09890"
-IN_QUERY = "proven: composition of Poisson-subsampled Gaussian releases at sigma/beta"
+IN_QUERY = AT_SIGMA_OVER_BETA
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vestige.methods.base import AT_SIGMA, Surroundings
+from vestige.methods.base import AT_SIGMA_OVER_BETA, Surroundings
 from vestige.methods.estimating import EstimatingMethod
 from vestige.schedule import Schedule
 
@@ -30,7 +30,7 @@ class Kalman(EstimatingMethod):
 
     name: ClassVar[str] = "kalman"
     paper: ClassVar[str] = "ours, after arXiv 2605.09890 and 2605.20450 (future work)"
-    guarantee: ClassVar[str] = AT_SIGMA
+    guarantee: ClassVar[str] = AT_SIGMA_OVER_BETA
     clipping: ClassVar[str] = "per_layer"
     summary: ClassVar[str] = "steady-state Kalman filter of the releases, a gain per layer"
     extra_memory: ClassVar[str] = "2 x parameters"

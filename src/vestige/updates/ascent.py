@@ -38,7 +38,7 @@ class Ascent:
         self._direction = torch.zeros_like(like)
         self._known = False
         self._home: list[Tensor] | None = None
-        self._versions: list[int] = []
+        self._versions: list[int] | None = None
 
     @torch.no_grad()
     def climb(self) -> None:
@@ -47,6 +47,7 @@ class Ascent:
         norm = float(self._direction.norm()) if self._known else 0.0
         if not norm or not self.radius:
             return
+        self._versions = None  # on the way: an interrupt here brings them home as well
         self._home = [slot.parameter.detach().clone() for slot in self._slots]
         for slot in self._slots:
             step = slot.view(self._direction).to(slot.parameter.dtype)
@@ -58,7 +59,8 @@ class Ascent:
         """Put the weights back to where they were."""
         if self._home is None:
             return
-        if self._versions == [slot.parameter._version for slot in self._slots]:
+        now = [slot.parameter._version for slot in self._slots]
+        if self._versions is None or self._versions == now:
             for slot, home in zip(self._slots, self._home, strict=True):
                 slot.parameter.copy_(home)
         else:
