@@ -14,6 +14,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 from tests.small_runs import LOT, SIGMA, STEPS, N, closure_of, flat, net, private, run
@@ -410,6 +411,39 @@ def test_one_loss_per_row_in_the_closure_is_the_reduced_loss(method, reduction):
 
         optimizer.step(closure)
     assert close(flat(made[0][1].parameters()), flat(model.parameters()), 1e-12)
+
+
+class WithLoss(nn.Module):
+    """A model that returns its own loss, as those of Hugging Face do."""
+
+    def __init__(self, reduction):
+        super().__init__()
+        self.net, self.reduction = net(), reduction
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.net(x), y, reduction=self.reduction)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_per_example_sam_of_a_model_that_returns_its_loss(reduction, seen):
+    engine, model, optimizer, loader = private(
+        DPSAMPerExample(RADIUS),
+        sgd(),
+        WithLoss(reduction),
+        loss_reduction=reduction,
+        max_grad_norm=C,
+    )
+    for x, y, _ in lots(engine, loader, 4):
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            model(x, y).backward()
+
+        optimizer.step(closure)
+    theirs = private(DPSAMPerExample(RADIUS), sgd(), max_grad_norm=C)
+    run(*theirs, 4)
+    assert close(seen.sums[0], seen.sums[4])
+    assert close(flat(model.parameters()), flat(theirs[1].parameters()))
 
 
 def run_reduced(engine, model, optimizer, loader, reduction):
