@@ -265,7 +265,7 @@ def _noise(value: Any) -> str:
 
 
 def _epsilon(value: float | None) -> str:
-    return "infinite" if value is None else f"{math.ceil(value * 100) / 100:.2f}"
+    return "no guarantee" if value is None else f"{math.ceil(value * 100) / 100:.2f}"
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -175,7 +175,7 @@ def _epsilon(name: str) -> Callable[[Numbers], str]:
             return "-"
         value = line[name]
         if value is None:
-            return "infinite" if name == "epsilon" else "-"
+            return "no guarantee" if name == "epsilon" else "-"
         return f"{math.ceil(value * 100) / 100:.2f}"  # up: less would claim more than is known
 
     return show

@@ -61,7 +61,11 @@ def _notices(experiment: Experiment, rows: Sequence[Row]) -> list[Html]:
     if experiment.claim:
         label = element("span", "The paper says: ", class_="soft")
         shown.append(element("p", label, prose(experiment.claim), class_="claim"))
-    finished, expected = len({row["hash"] for row in rows}), sum(count_of(experiment).values())
+    # A control may share its rows with another arm of the fair column, which counts both.
+    apart = {
+        (row["hash"], row["role"], row["label"] if row["column"] == "fair" else "") for row in rows
+    }
+    finished, expected = len(apart), sum(count_of(experiment).values())
     if finished < expected:
         shown.append(
             element(
