@@ -180,7 +180,10 @@ def test_saving_and_loading_in_the_middle_continues_bit_for_bit(method, clipping
     engine, model, optimizer, loader = saved_and_loaded(method, 6, clipping=clipping)
     run(engine, model, optimizer, loader, 7)
     assert torch.equal(flat(model.parameters()), flat(whole[1].parameters()))
-    assert engine.ledger.events == whole[0].ledger.events
+    if engine._run.door.correlation:  # the stretch under way is charged again: see interrupts_test
+        assert 0 <= engine.ledger.steps - whole[0].ledger.steps <= 1
+    else:
+        assert engine.ledger.events == whole[0].ledger.events
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -376,7 +376,6 @@ def test_adp_adamw_clips_and_noises_by_its_schedules(start, clip_start, seen):
     assert seen.bounds[-1] == pytest.approx([C], rel=1e-12)
 
 
-@pytest.mark.xfail(strict=True, reason="the plan has the bound before the schedule")
 def test_the_plan_of_a_schedule_has_the_bound_and_noise_of_the_first_step():
     """As the docstring of PrivacyPlan says."""
     engine, *_ = private(ADPAdamW(2.0, 4.0), steps=3, max_grad_norm=C)

@@ -322,8 +322,8 @@ def test_denoisers_that_make_no_sense_are_refused():
     for method, denoiser, message in (
         ("dp-sgd", "dp-adam", "no filter of releases"),
         ("dp-sgd", "disk", "no filter of releases"),
-        ("doppler", "kalman", "filters its releases itself"),
-        ("post-fm", "kalman", "filters its releases itself"),
+        ("doppler", "kalman", "filters or scales its releases itself"),
+        ("post-fm", "kalman", "filters or scales its releases itself"),
         ("dp-sgd", "magic", "unknown"),
     ):
         with pytest.raises(ConfigError, match=message):

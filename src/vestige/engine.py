@@ -154,7 +154,11 @@ class PrivacyEngine:
         )
         records = len(data_loader.dataset)  # type: ignore[arg-type]
         size = records if dataset_size is None else dataset_size
-        stds = tuple(scale.stds(bounds) for scale in noise)
+        shape = chosen.clip_shape(steps) or (1.0,)
+        scheduled = [
+            tuple(c * shape[min(t, len(shape) - 1)] for c in bounds) for t in range(len(noise))
+        ]
+        stds = tuple(scale.stds(scheduled[t]) for t, scale in enumerate(noise))
         plan = PrivacyPlan(
             method=chosen.name,
             dataset_size=size,
@@ -163,7 +167,7 @@ class PrivacyEngine:
             sample_rate=chosen.charged_rate(sampling_rate(size, batch_size, sample_rate, steps)),
             clipping=str(form) if form else parts if isinstance(parts, str) else "partition",
             group_names=names,
-            bounds=bounds,
+            bounds=scheduled[0],
             noise_multiplier=constant([scale.joint for scale in noise]),
             noise_stds=stds[0] if len(stds) == 1 else stds,
             beta=query_weight(chosen, steps),

@@ -139,7 +139,10 @@ class Run:
     def hand_out(self, batch: Batch) -> None:
         """The loader gives `batch` to the loop."""
         if self._detached:
-            return
+            raise PrivacyError(
+                "the engine was detached: its loader does not go on feeding an ordinary loop. Use "
+                "the original DataLoader, or call make_private on a new engine."
+            )
         if self.parts.rate:
             self.parts.rate.restore(self.optimizer)  # of a step that failed
         if self.capture.batch is not None:
