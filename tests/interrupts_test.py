@@ -315,6 +315,14 @@ def test_what_does_nothing_is_refused():
         private(FractionalNoise(bands=3), lambda p: AdamBC(p, lr=0.1), denoiser=Doppler(), steps=4)
 
 
+def test_quantile_clipping_starts_within_its_range():
+    for bound in (50.0, 0.01):
+        with pytest.raises(
+            ConfigError, match=r"outside of quantile clipping's range \[0.1, 10.0\]"
+        ):
+            private("dp-adam-ac-private", max_grad_norm=bound)
+
+
 def test_adaptive_clipping_aims_at_what_it_is_told():
     assert DPAdamACPrivate(clipped=0.5).clipping.target == 0.5
     assert DPAdamACPrivate().clipping.target == pytest.approx(0.8)

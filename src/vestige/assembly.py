@@ -225,6 +225,11 @@ def _clip_control(
                 f"method {method.name!r} has a schedule of its clip bound, which quantile clipping "
                 "would move as well: use one of them."
             )
+        if any(not form.lowest <= c <= form.highest for c in clip.bounds):
+            raise ConfigError(
+                f"max_grad_norm makes the first bounds {clip.bounds}, outside of quantile "
+                f"clipping's range [{form.lowest}, {form.highest}]: start within it, or widen it."
+            )
         return QuantileControl(clip.bounds, form, plan.batch_size)
     if factors is not None:
         return ClipSchedule(clip.bounds, factors)
