@@ -317,9 +317,7 @@ def test_what_does_nothing_is_refused():
 
 def test_quantile_clipping_starts_within_its_range():
     for bound in (50.0, 0.01):
-        with pytest.raises(
-            ConfigError, match=r"quantile clipping's range \[0.1, 10.0\]"
-        ):
+        with pytest.raises(ConfigError, match=r"quantile clipping's range \[0.1, 10.0\]"):
             private("dp-adam-ac-private", max_grad_norm=bound)
 
 
