@@ -255,6 +255,22 @@ def test_an_interrupt_inside_the_model_can_be_abandoned(method):
     assert engine.ledger.steps == 5
 
 
+def test_a_loop_that_was_left_does_not_disturb_the_next():
+    engine, model, optimizer, loader = private("dp-sgd")
+    left = iter(loader)
+    x, y = next(left)
+    optimizer.step(closure_of(model, optimizer, x, y))
+    current = iter(loader)
+    x, y = next(current)
+    optimizer.step(closure_of(model, optimizer, x, y))
+    with pytest.raises(PrivacyError, match="iterated again"):
+        next(left)
+    for x, y in current:
+        assert engine._run.capture.batch.rows == len(x)
+        optimizer.step(closure_of(model, optimizer, x, y))
+    assert engine.released == 1 + len(loader)
+
+
 def test_an_interrupted_climb_comes_home(monkeypatch):
     engine, model, optimizer, loader = private(DPSAT(radius=1.0))
     run(engine, model, optimizer, loader, 2)

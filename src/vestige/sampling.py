@@ -102,8 +102,9 @@ class LotSampler(Sampler[list[int]]):
         return self.lots if self.measure_by is None else self.lots + 1
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Workers read ahead, so the count of lots handed out is kept by `take`, not here.
-        self.batches.clear()
+        # Workers read ahead, so the count of lots handed out is kept by `take`, not here. A loop
+        # that was left goes on with its own queue, which nobody reads any more.
+        batches = self.batches = deque()
         self.first_lot = self.next_lot
         for number in range(self.next_lot, self.next_lot + len(self)):
             measures = self.measure_by is not None and number % len(self) == 0
@@ -112,7 +113,7 @@ class LotSampler(Sampler[list[int]]):
             for first in range(0, max(1, len(lot)), step):
                 rows = lot[first : first + step]
                 last = first + step >= len(lot)
-                self.batches.append(Batch(max(1, len(rows)), not rows, last, number, measures))
+                batches.append(Batch(max(1, len(rows)), not rows, last, number, measures))
                 yield rows
 
     def take(self) -> Batch:
