@@ -44,12 +44,12 @@ def flat(tensors):
     return torch.cat([t.detach().flatten() for t in tensors])
 
 
-def private(method, optimizer=None, model=None, **options):
+def private(method, optimizer=None, model=None, accountant="rdp", engine_options=None, **options):
     model = net() if model is None else model
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(N, 5, generator=generator, dtype=torch.float64)
     y = torch.randint(0, 3, (N,), generator=generator)
-    engine = PrivacyEngine("rdp", noise_seed=4)
+    engine = PrivacyEngine(accountant, **{"noise_seed": 4} | (engine_options or {}))
     chosen = small(method)
     optimizer = optimizer(model.parameters()) if optimizer else None
     made = engine.make_private(

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = [
+    "BudgetExhausted",
     "ConfigError",
     "PrivacyEngine",
     "PrivacyError",
     "PrivacyPlan",
+    "StorageError",
     "UnsupportedModel",
     "VestigeError",
     "fix",
@@ -21,7 +23,14 @@ __all__ = [
 if TYPE_CHECKING:
     from vestige import methods, spectrum
     from vestige.engine import PrivacyEngine
-    from vestige.errors import ConfigError, PrivacyError, UnsupportedModel, VestigeError
+    from vestige.errors import (
+        BudgetExhausted,
+        ConfigError,
+        PrivacyError,
+        StorageError,
+        UnsupportedModel,
+        VestigeError,
+    )
     from vestige.plan import PrivacyPlan
     from vestige.validation import fix
 
@@ -29,7 +38,9 @@ _HOMES = {
     "PrivacyEngine": "vestige.engine",
     "PrivacyPlan": "vestige.plan",
     "fix": "vestige.validation",
+    "BudgetExhausted": "vestige.errors",
     "ConfigError": "vestige.errors",
+    "StorageError": "vestige.errors",
     "PrivacyError": "vestige.errors",
     "UnsupportedModel": "vestige.errors",
     "VestigeError": "vestige.errors",

@@ -90,6 +90,7 @@ def assemble(
     noise: Sequence[NoiseScale],
     randomness: Randomness,
     ledger: Ledger,
+    name: str,
     records: int,
     history_dtype: torch.dtype | None,
     denoiser: str | Method | None,
@@ -136,6 +137,7 @@ def assemble(
         correlation=correlation,
         distortion=method.distortion(around.like, plan),
         private=method.private,
+        run=name,
     )
     lots = LotSampler(
         randomness,

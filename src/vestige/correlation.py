@@ -28,6 +28,10 @@ class Correlation:
         """What must be charged before `lot` is released; None where an earlier charge covers it."""
         return self._charge if self._stretch(lot) > self._paid else None
 
+    def begins(self, lot: int) -> Charge | None:
+        """What will be charged when `lot` comes in its turn: None within a stretch."""
+        return self._charge if (lot - self._first) % self._every == 0 else None
+
     def paid(self, lot: int) -> None:
         """The charge of the stretch of `lot` is in the ledger."""
         self._paid = self._stretch(lot)

@@ -6,7 +6,9 @@ one release per lot in `optimizer.step()`, and the ledger that every release is 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +16,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from vestige import accounting
+from vestige import accounting, checkpoint
 from vestige.assembly import assemble, check_settings
+from vestige.checkpoint import row_facts
 from vestige.clipping import Auto, Clip, Clipping, Quantile, taken_apart
 from vestige.errors import ConfigError, PrivacyError
+from vestige.forecast import coming_events, lots_left
 from vestige.groups import partition
+from vestige.guard import BudgetGuard
 from vestige.ledger import Ledger
+from vestige.ledger_file import LedgerFile, common_data
 from vestige.methods import METHODS, Method, planned_charges, query_weight, resolve
 from vestige.noise import GroupNoise, NoiseScale, noise_scales, shaped
 from vestige.plan import ADJACENCY, PrivacyPlan, check_count, lots_per_epoch, sampling_rate
@@ -29,10 +35,9 @@ from vestige.sampling import PrivateLoader, check_loader
 from vestige.schedule import Schedule, constant
 from vestige.validation import check_criterion, check_model, check_optimizer
 
-_VERSION = 1
-_STATE = {"plan", "ledger", "released", "next_lot", "repeatable_noise", "memory"} | set(
-    Parts().saved()
-)
+_VERSION = 2
+_COUNTS = ("released", "next_lot", "charges", "lost")
+_STATE = {"run", "plan", "ledger", *_COUNTS, "repeatable_noise", "memory", *Parts().saved()}
 REPEATABLE = "repeatable noise: not private towards anyone who knows the seed"
 
 
@@ -55,10 +60,15 @@ class PrivacyEngine:
         secure_mode: bool = False,
         seed: int | None = None,
         noise_seed: int | None = None,
+        ledger: Ledger | str | Path | None = None,
     ) -> None:
         self.accountant = accounting.accountant_name(accountant)
         self._secure, self._seed, self._noise_seed = secure_mode, seed, noise_seed
-        self._ledger = Ledger()
+        if ledger is None or isinstance(ledger, Ledger):
+            self._ledger = Ledger() if ledger is None else ledger
+        else:
+            self._ledger = Ledger(LedgerFile(ledger))
+        self._name = secrets.token_hex(8)  # of this run on its ledger
         self._run: Run | None = None
 
     # -- making things private --------------------------------------------------------------
@@ -89,6 +99,9 @@ class PrivacyEngine:
         secure_noise: bool = False,
         secure_mode: bool = False,
         self_check: bool = True,
+        max_epsilon: float | None = None,
+        delta: float | None = None,
+        data_name: str | None = None,
         poisson_sampling: bool = True,
         noise_generator: Any = None,
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
@@ -181,6 +194,7 @@ class PrivacyEngine:
             adjacency=chosen.adjacency,
             private=chosen.private,
         )
+        self._noise_seed_used = self._noise_seed if noise_seed is None else noise_seed
         run = assemble(
             plan,
             chosen,
@@ -191,10 +205,11 @@ class PrivacyEngine:
             form=form,
             noise=noise,
             randomness=Randomness(
-                self._noise_seed if noise_seed is None else noise_seed,
+                self._noise_seed_used,
                 self._secure or secure_mode or secure_noise,
             ),
             ledger=self._ledger,
+            name=self._name,
             records=records,
             history_dtype=history_dtype,
             denoiser=denoiser,
@@ -202,6 +217,20 @@ class PrivacyEngine:
             self_check=self_check,
             seed=(self._seed if seed is None else seed) or 0,
         )
+        if max_epsilon is not None:
+            run.guard = BudgetGuard(
+                max_epsilon,
+                delta,
+                self.accountant,
+                self._ledger,
+                lambda: run.door.run,
+                lambda lots: coming_events(run, lots),
+                lambda: lots_left(run),
+            )
+        self._facts = {"name": data_name, "records": size, **row_facts(data_loader.dataset)}
+        self._ledger.engines += 1
+        if self._ledger.file and self._ledger.engines == 1:
+            self._begin(self._ledger.file, run)
         run.attach()
         self._run = run
         return module, optimizer, PrivateLoader(data_loader, run.lots, run.hand_out)
@@ -267,8 +296,18 @@ class PrivacyEngine:
             dataset_size=dataset_size,
             sample_rate=rate,
             steps=steps,
-            **options,
+            **{"delta": target_delta} | options,
         )
+
+    def _begin(self, file: LedgerFile, run: Run) -> None:
+        """Tell the ledger file which run this is, and what it will charge."""
+        data = {key: self._facts[key] for key in ("name", "records")}
+        common_data([*(r.about for r in file.content.runs.values()), {"data": data}])
+        file.run = run.door.run
+        file.about = {"data": data, "method": run.plan.method, "steps": run.plan.steps}
+        # A crash charges the open block: at most a fiftieth of the plan.
+        file.block = min(64, max(1, (run.plan.steps or 800) // 50))
+        file.forecast = lambda lots: coming_events(run, min(lots, lots_left(run)))
 
     # -- while training ---------------------------------------------------------------------
 
@@ -394,6 +433,9 @@ class PrivacyEngine:
             "memory": run.memory.state_dict() if run.memory else None,
             **{k: part.state_dict() if part else None for k, part in run.parts.saved().items()},
             "version": _VERSION,
+            "run": run.door.run,
+            "charges": run.door.charges,
+            "lost": run.door.lost,
             "plan": run.plan.as_dict(),
             "ledger": self._ledger.state_dict(),
             "released": run.door.steps,
@@ -420,10 +462,76 @@ class PrivacyEngine:
         for part, saved in parts:
             part.load_state_dict(saved)
         run.door.steps, run.lots.next_lot = state["released"], state["next_lot"]
+        run.coming_lot = state["next_lot"]
+        self._continue_ledger(state)
         if run.door.correlation:
             repeatable = run.repeatable and bool(state["repeatable_noise"])
             run.door.correlation.continue_from(state["next_lot"], repeatable)
         run.repeatable = run.repeatable or bool(state["repeatable_noise"])
+
+    def _continue_ledger(self, state: Mapping[str, Any]) -> None:
+        """Take the saved run's name on the ledger, with everything that it is charged there."""
+        door, file = self._attached().door, self._ledger.file
+        door.run = state["run"]
+        door.charges, door.lost = state["charges"], state["lost"]
+        if file:
+            own, _ = self._ledger.in_file(door.run)
+            door.charges = sum(event.count for event in own)
+            door.lost += max(0, door.charges - state["charges"])
+            file.run = door.run
+
+    def save_checkpoint(self, path: str | Path, **others: Any) -> None:
+        """Save everything that this run needs to go on, between two lots, in place of `path`.
+
+        `others` are objects with a state_dict, such as a learning-rate scheduler, or plain values;
+        `load_checkpoint` gives them back.
+
+        Guarantee: what `path` holds is public: weights, releases and the ledger, no example. Keep
+        PATH.*.secret, with the state of torch's generators, to yourself.
+        """
+        run = self._attached()
+        if run.in_lot:
+            raise PrivacyError(
+                "save_checkpoint was called in the middle of a lot: save after optimizer.step(), "
+                "or call engine.abandon_lot() first."
+            )
+        if self._ledger.file:
+            self._ledger.file.settle()
+        state = {
+            "engine": self.state_dict(),
+            "model": run.capture.module.state_dict(),
+            "optimizer": run.optimizer.state_dict(),
+            "optimizer_class": type(run.optimizer).__name__,
+            "data": self._facts,
+            "others": {k: v.state_dict() if _has_state(v) else v for k, v in others.items()},
+        }
+        secret = {**checkpoint.generators(), "noise_seed": self._noise_seed_used}
+        checkpoint.write(Path(path), state, secret)
+
+    def load_checkpoint(self, path: str | Path, **others: Any) -> dict[str, Any]:
+        """Go on from a checkpoint: after make_private with the same settings, before any step.
+
+        Objects in `others` get their state back; the saved plain values are returned. Refuses
+        another model, method, optimizer or data set, naming the difference, and changes nothing
+        then.
+
+        Guarantee: that of `load_state_dict`.
+        """
+        run, (state, secret) = self._attached(), checkpoint.read(Path(path))
+        checkpoint.check_model(state["model"], run.capture.module)
+        checkpoint.check_optimizer(state["optimizer"], state["optimizer_class"], run.optimizer)
+        checkpoint.check_data(state["data"], self._facts)
+        missing = sorted(set(others) - set(state["others"]))
+        if missing:
+            raise ConfigError(f"the checkpoint holds nothing under {', '.join(missing)}.")
+        self.load_state_dict(state["engine"])
+        run.capture.module.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+        for name, thing in others.items():
+            thing.load_state_dict(state["others"][name])
+        if secret:
+            checkpoint.restore_generators(secret)
+        return {k: v for k, v in state["others"].items() if k not in others}
 
     def _attached(self) -> Run:
         if self._run is None:
@@ -437,6 +545,10 @@ def _settings(method: Method, denoiser: str | Method | None) -> dict[str, Any]:
         return method.settings()
     after = resolve(denoiser)
     return method.settings() | {"denoiser": {"name": after.name, **after.settings()}}
+
+
+def _has_state(thing: Any) -> bool:
+    return callable(getattr(thing, "state_dict", None))
 
 
 def _check_state(state: Mapping[str, Any], run: Run) -> None:
@@ -455,7 +567,7 @@ def _check_state(state: Mapping[str, Any], run: Run) -> None:
             f"the engine state lacks {', '.join(sorted(missing))}: it was not written by "
             "state_dict, or was damaged."
         )
-    for name in ("released", "next_lot"):
+    for name in _COUNTS:
         if type(state[name]) is not int or state[name] < 0:
             raise ConfigError(
                 f"the engine state has {name}={state[name]!r}, which is no count: it was damaged."

@@ -2,8 +2,9 @@
 
 Every release charges the ledger before its noise is drawn, so a crash between the two can only
 overstate the cost. The ledger is append-only: nothing takes a charge back, and a saved state is
-loaded into an empty ledger only. It holds public numbers alone (sampling rate, noise, how often)
-and knows nothing of data, models or epsilon; accounting.py turns its events into epsilon.
+loaded into an empty ledger only. With a file behind it (ledger_file.py) a charge is on the disk
+before it returns. The ledger holds public numbers alone (sampling rate, noise, how often) and knows
+nothing of data, models or epsilon; accounting.py turns its events into epsilon.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vestige.errors import ConfigError, PrivacyError
+
+if TYPE_CHECKING:
+    from vestige.ledger_file import LedgerFile
 
 _VERSION = 1
 
@@ -54,18 +58,25 @@ class Event:
 
 
 class Ledger:
-    """Append-only record of the releases of a run.
+    """Append-only record of releases: of one run, or of several on the same data.
+
+    With a `file`, it begins with what the file already holds, and every charge is on the disk
+    before it counts.
 
     Guarantee: after `charge` returns, every later answer of the ledger contains that charge, also
     after `state_dict` / `load_state_dict` into a fresh ledger.
     """
 
-    def __init__(self) -> None:
-        self._runs: list[Event] = []
+    def __init__(self, file: LedgerFile | None = None) -> None:
+        self.file = file
+        self._runs: list[Event] = list(file.content.events) if file else []
+        self.engines = 0  # how many in this process have it
 
     def charge(self, sample_rate: float, noise_multiplier: float) -> None:
         """Record one release. Call it before the noise is drawn."""
         event = Event(sample_rate, noise_multiplier)
+        if self.file:
+            self.file.cover(event)
         if self._runs and _key(self._runs[-1]) == _key(event):
             # One assignment: an interrupt in between must not lose the earlier charges.
             self._runs[-1] = _repeated(event, self._runs[-1].count + 1)
@@ -85,6 +96,13 @@ class Ledger:
     def steps(self) -> int:
         """How many releases were charged."""
         return sum(event.count for event in self._runs)
+
+    def in_file(self, run: str) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
+        """What `run` has in the file, and what other runs have there."""
+        spent = self.file.content.runs.values() if self.file else ()
+        own = [event for one in spent if one.run == run for event in one.events]
+        others = [event for one in spent if one.run != run for event in one.events]
+        return merge(own), merge(others)
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger as strict JSON types (an infinite multiplier is the string "inf")."""
@@ -106,14 +124,28 @@ class Ledger:
         """Load what `state_dict` wrote, into an empty ledger only.
 
         A ledger that has charges refuses: replacing them could lower what was already spent.
-        A malformed state raises and leaves the ledger as it was.
+        A ledger with a file stays as it is, since the file knows of everything; it refuses a state
+        that knows of more. A malformed state raises and leaves the ledger as it was.
         """
+        if self.file:
+            self._check_covered(_parse(state))
+            return
         if self._runs:
             raise PrivacyError(
                 f"this ledger already holds {self.steps} releases and loading would forget them: "
                 "load the state into a fresh ledger before the first release"
             )
         self._runs = _parse(state)
+
+    def _check_covered(self, saved: list[Event]) -> None:
+        here = {_key(event): event.count for event in self.merged()}
+        missing = sum(max(0, e.count - here.get(_key(e), 0)) for e in merge(saved))
+        if missing:
+            assert self.file is not None
+            raise PrivacyError(
+                f"the ledger {str(self.file.path)!r} lacks {missing} releases that the saved state "
+                "knows of: it was replaced or cut. Restore the ledger that belongs to the run."
+            )
 
     def __repr__(self) -> str:
         return f"Ledger(steps={self.steps}, events={len(self._runs)})"

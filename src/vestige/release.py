@@ -17,6 +17,7 @@ same charge. Correlated noise is charged by its own schedule: see correlation.py
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from torch import Tensor
 from vestige.accounting import Charge
 from vestige.errors import PrivacyError
 from vestige.groups import Groups
-from vestige.ledger import Ledger
+from vestige.ledger import Event, Ledger
 from vestige.noise import NoiseScale
 from vestige.randomness import COUNTS, FIRST_LOOK, MEASURE, NOISE, Randomness
 
@@ -137,9 +138,10 @@ class Door:
         correlation: Correlation | None = None,
         distortion: Distortion | None = None,
         private: bool = True,
+        run: str = "",
     ) -> None:
         self._scales = (noise,) if isinstance(noise, NoiseScale) else tuple(noise)
-        self._randomness, self._ledger = randomness, ledger
+        self._randomness, self.ledger = randomness, ledger
         self._segments = groups.segments() if segments is None else list(segments)
         self._count_noise, self.correlation = count_noise, correlation
         self._counted = groups.count
@@ -150,6 +152,9 @@ class Door:
         self._paid = False  # the charge of a first look covers the release that follows it
         self._last_look = -1  # the last lot that had a first look
         self.steps = 0
+        self.run = run  # the name of this run on the ledger
+        self.charges = 0  # how many charges this run has on the ledger
+        self.lost = 0  # how many of them paid for releases that a crash has lost
 
     @property
     def noise(self) -> NoiseScale:
@@ -169,18 +174,32 @@ class Door:
         if self._paid:
             self._paid = False
         elif self.correlation is None:
-            self._write(Charge(sample_rate, gain, self._beside))
+            self._write(self.cost(sample_rate, gain, self.steps))
         else:
             assert lot is not None and gain == 1
             due = self.correlation.due(lot)
             if due is not None:
-                self._write(due)
+                self._write(self._event(due, self.steps))
                 self.correlation.paid(lot)
 
-    def _write(self, charge: Charge) -> None:
-        event = charge.event(self.noise.joint)
+    def cost(self, sample_rate: float, weight: float, step: int) -> Event:
+        """What the ledger is charged for release `step` of a lot drawn with `sample_rate`."""
+        return self._event(Charge(sample_rate, weight, self._beside), step)
+
+    def stretch_cost(self, lot: int, coming: bool) -> Event | None:
+        """What correlated noise is charged for at `lot`; `coming`: no lot before it is due."""
+        assert self.correlation is not None
+        due = self.correlation.due(lot) if coming else self.correlation.begins(lot)
+        return None if due is None else self._event(due, self.steps)
+
+    def _event(self, charge: Charge, step: int) -> Event:
+        event = charge.event(self._scales[min(step, len(self._scales) - 1)].joint)
         leaks = not self._private or charge.beside == math.inf
-        self._ledger.charge(event.sample_rate, 0.0 if leaks else event.noise_multiplier)
+        return Event(event.sample_rate, 0.0 if leaks else event.noise_multiplier)
+
+    def _write(self, event: Event) -> None:
+        self.ledger.charge(event.sample_rate, event.noise_multiplier)
+        self.charges += 1
 
     def release(
         self,
@@ -197,7 +216,11 @@ class Door:
         self._check(clipped)
         if branch is not None:
             self._check_branch(branch)
-        self.charge(sample_rate, gain, lot)
+        before = self._released_before(f"release {self.steps}")
+        if before is None or self._paid or self.correlation is not None:
+            self.charge(sample_rate, gain, lot)
+        else:
+            self._found_again()
         total, stds = clipped._values, self.noise.stds(clipped.bounds)
         if self._buffer is None:
             self._buffer = torch.empty_like(total)  # a fresh one for every step costs page faults
@@ -216,6 +239,7 @@ class Door:
         else:
             self._add(total, branch, gain, self._noise(total, stds, NOISE, self.steps), values)
         counts = self._noisy_counts(clipped)
+        self._remember(f"release {self.steps}", before, values, counts)
         self.steps += 1
         return Release(values, self.steps - 1, self, stds, counts, _certificate=_CERTIFICATE)
 
@@ -234,24 +258,70 @@ class Door:
             )
         self._last_look = lot
         self._paid = False
-        self._write(Charge(sample_rate, math.sqrt(2), self._beside))
+        before = self._released_before(f"first look {lot}")
+        if before is None:
+            self._write(self.cost(sample_rate, math.sqrt(2), self.steps))
+        else:
+            self._found_again()
         self._paid = True
         if self._first_look is None:
             self._first_look = torch.empty_like(clipped._values)
         stds = self.noise.stds(clipped.bounds)
         noise = self._noise(clipped._values, stds, FIRST_LOOK, lot)
         self._add(clipped._values, None, 1.0, noise, self._first_look)
+        self._remember(f"first look {lot}", before, self._first_look)
         return Release(self._first_look, self.steps - 1, self, stds, _certificate=_CERTIFICATE)
+
+    def measurement_cost(self, multiplier: float) -> Event:
+        """What the ledger is charged for one number of the whole data."""
+        return Event(1.0, multiplier if self._private else 0.0)
 
     def charge_measurement(self, multiplier: float) -> None:
         """Write the cost of one number of the whole data into the ledger."""
-        self._ledger.charge(1.0, multiplier if self._private else 0.0)
+        self._write(self.measurement_cost(multiplier))
 
     def measure(self, total: float, bound: float, multiplier: float, lot: int) -> float:
         """A noisy number of the whole data, to which one record adds at most `bound`."""
-        self.charge_measurement(multiplier)
+        before = self._released_before(f"measure {lot}")
+        if before is None:
+            self.charge_measurement(multiplier)
+        else:
+            self._found_again()
         noise = float(self._randomness.normals(MEASURE, lot, 1)[0])
-        return total + multiplier * bound * noise
+        found = total + multiplier * bound * noise
+        self._remember(f"measure {lot}", before, torch.tensor([found], dtype=torch.float64))
+        return found
+
+    def _released_before(self, name: str) -> str | None:
+        """The digest of the same release before a crash: in test mode it is made once more."""
+        if not self._randomness.repeatable or self.ledger.file is None:
+            return None
+        return self.ledger.file.digest(f"{name} of {self.run}")
+
+    def _remember(
+        self, name: str, before: str | None, values: Tensor, counts: tuple[float, ...] | None = None
+    ) -> None:
+        """Compare a release with the one before a crash, or note its digest for such a case.
+
+        The same noise over another sum would reveal the difference of the sums.
+        """
+        if not self._randomness.repeatable or self.ledger.file is None:
+            return
+        digest = hashlib.blake2b(values.detach().cpu().numpy().tobytes(), digest_size=16)
+        digest.update(repr(counts).encode())
+        if before is None:
+            self.ledger.file.note(f"{name} of {self.run}", digest.hexdigest())
+        elif before != digest.hexdigest():
+            values.zero_()
+            raise PrivacyError(
+                f"{name} differs from the one that this run made before it was cut off: the same "
+                "noise over another sum would reveal the difference. The data, the machine or the "
+                "number of threads has changed; start a new run."
+            )
+
+    def _found_again(self) -> None:
+        """A charge that seemed lost in a crash pays for the same release once more."""
+        self.lost = max(0, self.lost - 1)
 
     def _check(self, clipped: ClippedSum) -> None:
         if not isinstance(clipped, ClippedSum):

@@ -19,6 +19,7 @@ from vestige.errors import PrivacyError
 from vestige.geometry import Geometry
 from vestige.gradients import Batch, Capture
 from vestige.gradients.capture import exact
+from vestige.guard import BudgetGuard
 from vestige.importance import Importance
 from vestige.memory.estimated import EstimatedMemory
 from vestige.memory.recollection import Recollection
@@ -98,6 +99,8 @@ class Run:
         self._detached = False
         self._lot_open = False
         self._current_lot = 0
+        self.coming_lot = 0  # the lot at hand, or the next one
+        self.guard: BudgetGuard | None = None
         self._gated_from: int | None = None
         self._gradient = watch.groups.buffer()
         self._device = self._gradient.device.type
@@ -119,6 +122,8 @@ class Run:
     def detach(self) -> None:
         """Take the hooks off."""
         self._detached = True
+        if self.door.ledger.file and self.door.ledger.engines == 1:
+            self.door.ledger.file.close()
         self.capture.detach()
         if self.parts.rate:
             self.parts.rate.restore(self.optimizer)
@@ -157,6 +162,9 @@ class Run:
                 "Finish it, or call engine.abandon_lot()."
             )
         if not self._lot_open:
+            self.coming_lot = batch.lot
+            if self.guard:
+                self.guard.check()  # before the loop sees the lot
             if self.memory:
                 # Done at the end of the last step, unless somebody has changed the weights since.
                 # The loop has not seen the lot yet, and the memory never does.

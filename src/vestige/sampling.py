@@ -31,7 +31,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from vestige.errors import ConfigError, PrivacyError
+from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.gradients.capture import Batch
 from vestige.randomness import LOTS, Randomness
 from vestige.schedule import Table, at
@@ -107,7 +107,7 @@ class LotSampler(Sampler[list[int]]):
         batches = self.batches = deque()
         self.first_lot = self.next_lot
         for number in range(self.next_lot, self.next_lot + len(self)):
-            measures = self.measure_by is not None and number % len(self) == 0
+            measures = self.measures(number)
             lot = list(range(self.size)) if measures else self._drawing.lot(number).tolist()
             step = self.physical or (self.measure_by if measures else None) or max(1, len(lot))
             for first in range(0, max(1, len(lot)), step):
@@ -116,11 +116,18 @@ class LotSampler(Sampler[list[int]]):
                 batches.append(Batch(max(1, len(rows)), not rows, last, number, measures))
                 yield rows
 
+    def measures(self, number: int) -> bool:
+        """Whether lot `number` is all records, handed out to be measured."""
+        return self.measure_by is not None and number % len(self) == 0
+
     def take(self) -> Batch:
         """What the next batch in order is; its lot counts as handed out from now on."""
         batch = self.batches.popleft()
         self.next_lot = batch.lot + 1
         return batch
+
+
+_END = object()  # of an epoch
 
 
 class PrivateLoader(DataLoader[Any]):
@@ -155,17 +162,44 @@ class PrivateLoader(DataLoader[Any]):
         self._iteration += 1
         mine = self._iteration
         batches = super().__iter__() if self._tensors is None else self._indexed(self._tensors)
-        for batch in batches:
+        while True:
+            try:
+                batch = next(batches, _END)
+            except VestigeError:
+                raise
+            except Exception as error:  # whatever a dataset, a collate function or a worker raises
+                raise self._unread(error) from error
             if mine != self._iteration:
                 raise PrivacyError(
                     "the private loader was iterated again while an earlier loop over it goes on: "
                     "lots would be drawn twice. Finish or leave one loop before the next."
                 )
+            if batch is _END:
+                if self._lots.batches:  # a dataset said StopIteration, which would end the epoch
+                    raise self._unread(StopIteration())
+                return
             taken = self._lots.take()
             if taken.lot == self._lots.given_up:
                 continue  # the rest of a lot that was abandoned
             self._hand_out(taken)
             yield batch
+
+    def _unread(self, error: Exception) -> ConfigError:
+        """The error for a batch that could not be read. Its lot was drawn, so it is handed out all
+        the same: it has to be abandoned, which charges it, before the next one is drawn."""
+        self._iterator = None  # workers that died are started again
+        if self._lots.batches:
+            taken = self._lots.take()
+            if taken.lot != self._lots.given_up:
+                self._hand_out(taken)
+        lines = str(error).strip().splitlines() or ["(no message)"]
+        # A worker sends its whole traceback, which ends with what it raised.
+        said = lines[-1] if lines[0].startswith("Caught") else lines[0]
+        return ConfigError(
+            f"a batch could not be read: {type(error).__name__}: {said[:200]} (raised by the "
+            "dataset, its collate function or a worker). Its lot counts as drawn: mend the data, "
+            "call engine.abandon_lot(), and go on with a new loop over the loader."
+        )
 
     def _indexed(self, tensors: tuple[Tensor, ...]) -> Iterator[list[Tensor]]:
         """Tensors in memory are indexed at once: collating row by row costs more than a step."""
@@ -227,11 +261,18 @@ def check_loader(loader: Any) -> int:
             "data_loader reads an IterableDataset, from which no Poisson lot can be drawn: give a "
             "dataset with __len__ and __getitem__."
         )
+    try:
+        records = len(loader.dataset)  # type: ignore[arg-type]
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"data_loader's dataset has no length ({error}): Poisson lots need a dataset with "
+            "__len__ and __getitem__."
+        ) from error
     sampler = loader.sampler
     plain_random = (
         type(sampler) is RandomSampler
         and not sampler.replacement
-        and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+        and sampler.num_samples == records
     )
     if loader.batch_size is None:
         raise ConfigError(
@@ -245,6 +286,6 @@ def check_loader(loader: Any) -> int:
             "lots only, which would silently replace it. Use shuffle=True or no sampler, and put "
             "subsets into the dataset (torch.utils.data.Subset)."
         )
-    if len(loader.dataset) == 0:  # type: ignore[arg-type]
+    if records == 0:
         raise ConfigError("data_loader has an empty dataset: there is nothing to train on.")
     return loader.batch_size

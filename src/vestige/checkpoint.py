@@ -1,0 +1,211 @@
+"""Checkpoints: everything a run needs to go on, in a file that appears whole or not at all.
+
+    first line    "vestige checkpoint 1"
+    second line   the SHA-256 of the rest
+    the rest      plain numbers, strings and tensors, by torch.save; read with weights_only=True
+
+The file holds weights, the optimizer's state, past releases and the ledger: all of it is public.
+The state of torch's generators, and in test mode the noise seed, are secrets. They are in a file of
+their own beside it, NAME.DIGEST.secret, which only its owner can read and nobody should share.
+Keys of noise and lots, and vectors of correlated noise, are in neither: a run that goes on has a
+new key, so a checkpoint that is continued twice never draws the same noise twice.
+
+Guarantee: no example is in either file. A crash at any moment leaves the earlier checkpoint or the
+new one, with its secrets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import TensorDataset
+
+from vestige.errors import ConfigError, StorageError
+from vestige.ledger_file import sync_folder
+
+_FIRST = b"vestige checkpoint 1\n"
+_PARTS = {"engine", "model", "optimizer", "optimizer_class", "data", "others"}
+
+
+def write(path: Path, state: Mapping[str, Any], secret: Mapping[str, Any]) -> None:
+    """Put a checkpoint and its secrets in place of the one that is there."""
+    payload = io.BytesIO()
+    torch.save(dict(state), payload)
+    digest = hashlib.sha256(payload.getvalue()).hexdigest()
+    beside = _secret_path(path, digest)
+    try:
+        # The secrets first: a checkpoint that is there has its secrets.
+        replace_file(beside, json.dumps(secret).encode(), mode=0o600)
+        replace_file(path, _FIRST + digest.encode() + b"\n" + payload.getvalue())
+    except OSError as error:
+        raise StorageError(
+            f"the checkpoint {str(path)!r} cannot be written ({error.strerror}): the earlier one, "
+            "if there is one, is intact. Make room, or make the folder writable, and resume."
+        ) from error
+    for old in _secrets_of(path):
+        if old != beside:
+            old.unlink(missing_ok=True)
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """A checkpoint and its secrets, None where they are not there; ConfigError if damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"the checkpoint {str(path)!r} cannot be read ({error.strerror}): give a file that "
+            "save_checkpoint wrote, or a run folder to `vestige resume`."
+        ) from error
+    first, rest = data[: len(_FIRST)], data[len(_FIRST) :]
+    if first != _FIRST:
+        raise ConfigError(
+            f"{str(path)!r} is no checkpoint of this version of Vestige: it begins with "
+            f"{first[:24]!r}, not with {_FIRST.decode().strip()!r}."
+        )
+    said, payload = rest[:64], rest[65:]
+    digest = hashlib.sha256(payload).hexdigest()
+    if rest[:65] != digest.encode() + b"\n":
+        raise ConfigError(
+            f"the checkpoint {str(path)!r} is damaged: its hash is {digest[:12]}, not "
+            f"{said[:12].decode(errors='replace')}. Use an earlier copy."
+        )
+    try:
+        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigError(
+            f"the checkpoint {str(path)!r} holds something else than numbers and tensors "
+            f"({type(error).__name__}): it was not written by save_checkpoint."
+        ) from error
+    if not isinstance(state, dict) or not set(state) >= _PARTS:
+        raise ConfigError(
+            f"the checkpoint {str(path)!r} lacks parts of a run: it was not written by "
+            "save_checkpoint."
+        )
+    return state, _read_secret(_secret_path(path, digest))
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint and its secrets, if they are there."""
+    for file in (*_secrets_of(path), path):
+        file.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """A whole file in place of the one that is there, on the disk when this returns."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.unlink(missing_ok=True)
+        file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(file, view) :]
+            os.fsync(file)
+        finally:
+            os.close(file)
+        partial.replace(path)
+        sync_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def check_model(saved: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse weights of another model, naming what differs."""
+    ours = {k: _shape(v) for k, v in model.state_dict().items()}
+    theirs = {k: _shape(v) for k, v in saved.items()}
+    different = sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
+    if different:
+        shown = "; ".join(
+            f"{k}: {theirs.get(k, 'absent')} -> {ours.get(k, 'absent')}" for k in different[:4]
+        )
+        more = f" and {len(different) - 4} more" if len(different) > 4 else ""
+        raise ConfigError(
+            f"the checkpoint is of another model ({shown}{more}): build the model that it was "
+            "saved from."
+        )
+
+
+def check_optimizer(saved: Mapping[str, Any], name: str, optimizer: Optimizer) -> None:
+    """Refuse the state of another optimizer."""
+    if name != type(optimizer).__name__:
+        raise ConfigError(
+            f"the checkpoint is of the optimizer {name}, not of {type(optimizer).__name__}: use "
+            "the same one."
+        )
+    theirs = [len(group.get("params", ())) for group in saved.get("param_groups", ())]
+    ours = [len(group["params"]) for group in optimizer.param_groups]
+    if theirs != ours:
+        raise ConfigError(
+            f"the checkpoint's optimizer has groups of {theirs} parameters, this one of {ours}: "
+            "build it in the same way."
+        )
+
+
+def check_data(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Refuse to go on with other data, as far as its public facts tell."""
+    different = sorted(k for k in saved.keys() | ours.keys() if saved.get(k) != ours.get(k))
+    if different:
+        shown = "; ".join(f"{k}: {saved.get(k)} -> {ours.get(k)}" for k in different)
+        raise ConfigError(
+            f"the checkpoint is about other data ({shown}): go on with the data that the run began "
+            "with."
+        )
+
+
+def row_facts(dataset: Any) -> dict[str, Any]:
+    """The public shape of a row, where it is known without looking at one."""
+    if type(dataset) is not TensorDataset:
+        return {}
+    return {"rows": [f"{list(t.shape[1:])} {t.dtype}" for t in dataset.tensors]}
+
+
+def generators() -> dict[str, Any]:
+    """The state of torch's own generators (dropout and the like): a secret."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": [state.numpy().tobytes().hex() for state in cuda],
+    }
+
+
+def restore_generators(secret: Mapping[str, Any]) -> None:
+    """Set torch's generators as they were; those of GPUs only where there are as many."""
+    torch.set_rng_state(_tensor(secret["torch"]))
+    cuda = secret["cuda"]
+    if cuda and torch.cuda.is_available() and torch.cuda.device_count() == len(cuda):
+        torch.cuda.set_rng_state_all([_tensor(state) for state in cuda])
+
+
+def _tensor(text: str) -> torch.Tensor:
+    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
+
+
+def _shape(value: Any) -> str:
+    shape = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+    return f"{shape} {getattr(value, 'dtype', '')}".strip()
+
+
+def _secret_path(path: Path, digest: str) -> Path:
+    return path.with_name(f"{path.name}.{digest[:12]}.secret")
+
+
+def _secrets_of(path: Path) -> list[Path]:
+    return sorted(path.parent.glob(f"{path.name}.*.secret"))
+
+
+def _read_secret(path: Path) -> dict[str, Any] | None:
+    try:
+        secret = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    whole = isinstance(secret, dict) and {"torch", "cuda", "noise_seed"} <= set(secret)
+    return secret if whole else None

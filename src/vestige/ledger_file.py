@@ -1,0 +1,368 @@
+"""The ledger on disk: what was spent is durable before the noise that it pays for is drawn.
+
+A file of JSON lines that is only ever appended to. A run reserves the cost of a block of coming
+releases, waits until the line is on the disk, and then charges against it without touching the
+disk again. What of a block was not used is given back when the run saves a checkpoint or ends; a
+run that is killed gives nothing back, so a crash charges the whole open block.
+
+    open      a run begins, or goes on after a resume
+    reserve   these events are charged from now on
+    spent     of the last reserve, only these were used
+    digest    test mode: the hash of something released, so that a replay can be compared
+
+Every line carries the hash of all lines before it, so a line that was changed, removed or moved is
+found. A last line without its end was never durable, paid for nothing, and is dropped.
+
+Guarantee: the events read from the file are at least those whose noise was drawn, whenever the
+process or the machine died, as long as the disk keeps what it has confirmed. Nothing protects
+against somebody who deletes the file or cuts whole lines off its end; a checkpoint that knows of
+more spending than the file is refused (`Ledger.load_state_dict`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import ConfigError, PrivacyError, StorageError
+from vestige.ledger import Event, merge
+
+_VERSION = 1
+_FIELDS = {
+    "open": {"version", "run", "session", "about"},
+    "reserve": {"run", "events"},
+    "spent": {"run", "events"},
+    "digest": {"run", "of", "hash"},
+}
+Forecast = Callable[[int], Sequence[Event]]
+
+
+@dataclass
+class Spending:
+    """What one run has on a ledger: its public facts and its events."""
+
+    run: str
+    about: dict[str, Any] = field(default_factory=dict)
+    blocks: dict[str, tuple[Event, ...]] = field(default_factory=dict)  # by the hash of the line
+    openings: int = 0
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """All events of the run, merged."""
+        return merge(event for block in self.blocks.values() for event in block)
+
+
+@dataclass
+class Content:
+    """What a ledger file says."""
+
+    runs: dict[str, Spending] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)  # of releases in test mode, by name
+    last: str = ""  # the hash of the last whole line
+    length: int = 0  # bytes up to the end of the last whole line
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events of all runs, merged: they compose."""
+        return merge(event for run in self.runs.values() for event in run.events)
+
+
+def read(path: Path) -> Content:
+    """What a ledger file says; ConfigError for one that is damaged or is no ledger."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"the ledger {str(path)!r} cannot be read ({error.strerror}): give the ledger.jsonl "
+            "of a run."
+        ) from error
+    return _parse(data, path)
+
+
+class LedgerFile:
+    """The ledger file of a running engine: locked, appended to, and ahead of the noise.
+
+    `block` is the most releases that are reserved at a time. `forecast(n)` may tell the events of
+    the next n releases; without it blocks of equal events grow as they are used up.
+    """
+
+    def __init__(self, path: str | Path, block: int = 16) -> None:
+        self.path, self.block = Path(path), block
+        self.run, self.about = "", dict[str, Any]()
+        self.forecast: Forecast | None = None
+        self._left: Counter[tuple[float, float]] = Counter()
+        self._used: Counter[tuple[float, float]] = Counter()
+        self._last_key: tuple[float, float] | None = None
+        self._last_size = 0
+        self._opened = False
+        self._process = os.getpid()
+        self._file = _open_locked(self.path)
+        try:
+            self.content = read(self.path)
+            if self.content.length < os.fstat(self._file).st_size:
+                os.ftruncate(self._file, self.content.length)  # the end of a line, never durable
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._closed = False
+        atexit.register(self.close)
+
+    def cover(self, event: Event) -> None:
+        """Return when the cost of `event` is on the disk. Called before its noise is drawn."""
+        self._check_open()
+        key = event.sample_rate, event.noise_multiplier
+        if not self._left[key]:
+            self._reserve(key)
+        self._left[key] -= 1
+        self._used[key] += 1
+        self._last_key = key
+
+    def settle(self) -> None:
+        """Give back what is left of the open block."""
+        if self._opened and +self._left:
+            self._append([self._spent()])
+            self._left.clear()
+
+    def note(self, of: str, digest: str) -> None:
+        """Remember the digest of something that was released."""
+        self._check_open()
+        if not self._opened:
+            self._append([self._opening()])
+        self._append([{"kind": "digest", "run": self.run, "of": of, "hash": digest}], durable=False)
+
+    def digest(self, of: str) -> str | None:
+        """The digest of what was released under that name, if something was."""
+        return self.content.digests.get(of)
+
+    def close(self) -> None:
+        """Give back what was not used and let others have the file."""
+        if self._closed or os.getpid() != self._process:
+            return
+        try:
+            self.settle()
+        finally:
+            self._closed = True
+            os.close(self._file)
+            atexit.unregister(self.close)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PrivacyError(
+                f"the ledger {str(self.path)!r} was closed: make a new PrivacyEngine for a new run."
+            )
+
+    def _reserve(self, key: tuple[float, float]) -> None:
+        """Put a block that holds `key` on the disk."""
+        events = list(self.forecast(self.block)) if self.forecast else []
+        block = Counter({_key(e): e.count for e in merge(events)})
+        if not block[key]:
+            # Nobody foresaw it: twice as many as last time, where it was the same again.
+            self._last_size = 2 * self._last_size if key == self._last_key else 1
+            self._last_size = min(self._last_size, self.block)
+            block = Counter({key: self._last_size})
+        lines = [] if self._opened else [self._opening()]
+        if +self._left:
+            lines.append(self._spent())
+        rows = [_row(Event(rate, noise, n)) for (rate, noise), n in sorted(block.items())]
+        lines.append({"kind": "reserve", "run": self.run, "events": rows})
+        self._append(lines)
+        self._left, self._used = block, Counter()
+
+    def _opening(self) -> dict[str, Any]:
+        return {
+            "kind": "open",
+            "version": _VERSION,
+            "run": self.run,
+            # Two copies of a run that both go on must not look like one.
+            "session": secrets.token_hex(8),
+            "about": self.about,
+        }
+
+    def _spent(self) -> dict[str, Any]:
+        used = [_row(Event(rate, noise, n)) for (rate, noise), n in sorted(self._used.items())]
+        return {"kind": "spent", "run": self.run, "events": used}
+
+    def _append(self, lines: Sequence[Mapping[str, Any]], durable: bool = True) -> None:
+        content, text = self.content, b""
+        last = content.last
+        for line in lines:
+            last = _chain(last, line)
+            text += json.dumps({**line, "chain": last}, allow_nan=False).encode() + b"\n"
+        try:
+            _write(self._file, text)
+            if durable:
+                os.fsync(self._file)
+        except OSError as error:
+            # A half line must not stand in the way of the next.
+            os.ftruncate(self._file, content.length)
+            raise StorageError(
+                f"the ledger {str(self.path)!r} cannot be written ({error.strerror}): the lot was "
+                "not released. Make room, or make the folder writable, and resume the run."
+            ) from error
+        self._opened = True
+        for line in lines:
+            content.last = _chain(content.last, line)
+            _take(content, line, content.last)
+        content.length += len(text)
+
+
+def merge_files(paths: Sequence[Path], out: Path) -> Content:
+    """Compose ledgers about the same data into a new ledger file.
+
+    A run that is in several of them (a run folder that was copied and continued) is charged once
+    for what the copies share and for everything that any of them did after. Returns what was
+    written; the sources stay.
+    """
+    if len(paths) < 2:
+        raise ConfigError("merge needs at least two ledgers: give their paths.")
+    if out.exists():
+        raise ConfigError(f"{str(out)!r} exists: a ledger is never overwritten; give a new path.")
+    merged: dict[str, Spending] = {}
+    for path in paths:
+        for run in read(path).runs.values():
+            known = merged.setdefault(run.run, Spending(run.run, run.about))
+            for line, block in run.blocks.items():
+                known.blocks[line] = _larger(known.blocks.get(line, ()), block)
+    about = {"data": common_data(run.about for run in merged.values()), "merged": sorted(merged)}
+    file = LedgerFile(out)
+    file.run, file.about = _chain("", {"merged": sorted(merged)})[:16], about
+    events = merge(event for run in merged.values() for event in run.events)
+    lines: list[dict[str, Any]] = [file._opening()]
+    if events:
+        lines.append({"kind": "reserve", "run": file.run, "events": [_row(e) for e in events]})
+    file._append(lines)
+    file.close()
+    return file.content
+
+
+def common_data(abouts: Iterable[Mapping[str, Any]]) -> Any:
+    """The data that all these runs are about; ConfigError where it is not the same."""
+    found: list[Any] = []
+    for about in abouts:
+        if about.get("data") not in found:
+            found.append(about.get("data"))
+    if len(found) > 1:
+        raise ConfigError(
+            "the ledgers are about different data, whose spending does not add up: "
+            + "; ".join(json.dumps(data) for data in found)
+        )
+    return found[0] if found else None
+
+
+def _larger(one: tuple[Event, ...], other: tuple[Event, ...]) -> tuple[Event, ...]:
+    """The same reserve in two copies: each kind of event as often as in the copy with more."""
+    counts = Counter({_key(e): e.count for e in one}) | Counter({_key(e): e.count for e in other})
+    return merge(Event(rate, noise, n) for (rate, noise), n in counts.items())
+
+
+def _open_locked(path: Path) -> int:
+    try:
+        new = not path.exists()
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise ConfigError(
+            f"the ledger {str(path)!r} cannot be opened ({error.strerror}): give a path in a "
+            "folder that can be written."
+        ) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise ConfigError(
+            f"the ledger {str(path)!r} is in use by another run: wait until it ends. In one "
+            "process, share it: PrivacyEngine(ledger=other_engine.ledger)."
+        ) from None
+    if new:
+        sync_folder(path.parent)
+    return file
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write(file: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(file, text) :]
+
+
+def _key(event: Event) -> tuple[float, float]:
+    return event.sample_rate, event.noise_multiplier
+
+
+def _row(event: Event) -> list[Any]:
+    noise = event.noise_multiplier
+    return [event.sample_rate, noise if math.isfinite(noise) else "inf", event.count]
+
+
+def _event(row: Any) -> Event:
+    rate, noise, count = row
+    return Event(rate, math.inf if noise == "inf" else noise, count)
+
+
+def _chain(last: str, line: Mapping[str, Any]) -> str:
+    body = json.dumps(line, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(f"{last}\n{body}".encode()).hexdigest()[:32]
+
+
+def _parse(data: bytes, path: Path) -> Content:
+    content = Content()
+    for number, text in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            line = json.loads(text)
+            chain = line.pop("chain")
+            if chain != _chain(content.last, line):
+                raise ValueError
+            _take(content, line, chain)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+            raise ConfigError(
+                f"line {number} of the ledger {str(path)!r} is damaged or was changed: what was "
+                "spent is no longer known. Restore the file from a copy; without one, treat the "
+                "data as spent."
+            ) from None
+        content.last, content.length = chain, content.length + len(text) + 1
+    return content
+
+
+def _take(content: Content, line: Mapping[str, Any], chain: str) -> None:
+    """Add one line to the content; ValueError and the like for one that cannot be there."""
+    kind, run = line["kind"], line["run"]
+    if set(line) != _FIELDS[kind] | {"kind"} or not isinstance(run, str):
+        raise ValueError
+    if kind == "open":
+        if line["version"] != _VERSION or not isinstance(line["about"], dict):
+            raise ValueError
+        spending = content.runs.setdefault(run, Spending(run, line["about"]))
+        spending.openings += 1
+        return
+    spending = content.runs[run]
+    if kind == "digest":
+        if not isinstance(line["of"], str) or not isinstance(line["hash"], str):
+            raise ValueError
+        content.digests[line["of"]] = line["hash"]
+        return
+    events = merge(_event(row) for row in line["events"])
+    if kind == "reserve":
+        spending.blocks[chain] = events
+        return
+    # What is given back can only make the last block smaller.
+    block = next(reversed(spending.blocks), "")
+    reserved = Counter({_key(e): e.count for e in spending.blocks[block]})
+    if any(e.count > reserved[_key(e)] for e in events):
+        raise ValueError
+    spending.blocks[block] = events

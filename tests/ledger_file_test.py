@@ -1,0 +1,280 @@
+"""The ledger on disk: ahead of the noise, append-only, and never below what was spent."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+
+import pytest
+
+from vestige import ConfigError, PrivacyError, StorageError, ledger_file
+from vestige.ledger import Event, Ledger
+from vestige.ledger_file import LedgerFile, merge_files, read
+
+
+def opened(path, block=4, run="one", data="digits", **options):
+    file = LedgerFile(path, block, **options)
+    file.run, file.about = run, {"data": data}
+    return file
+
+
+def counts(events):
+    return {(e.sample_rate, e.noise_multiplier): e.count for e in events}
+
+
+def crash(file):
+    """What a killed process leaves: nothing is given back."""
+    os.close(file._file)
+    file._closed = True
+
+
+def test_a_charge_is_on_the_disk_before_it_counts(tmp_path):
+    ledger = Ledger(opened(tmp_path / "l"))
+    for step in range(1, 12):
+        ledger.charge(0.1, 1.5)
+        assert read(tmp_path / "l").events[0].count >= step
+        assert ledger.steps == step
+
+
+def test_every_reserve_is_synced_before_the_charge_returns(tmp_path, monkeypatch):
+    order = []
+    fsync, write = os.fsync, os.write
+    monkeypatch.setattr(os, "write", lambda f, t: (order.append("write"), write(f, t))[1])
+    monkeypatch.setattr(os, "fsync", lambda f: (order.append("sync"), fsync(f))[1])
+    file = opened(tmp_path / "l")
+    order.clear()
+    file.forecast = lambda n: [Event(0.1, 1.5, n)]
+    for _ in range(4):
+        file.cover(Event(0.1, 1.5))
+        order.append("noise")
+    assert order == ["write", "sync", "noise", "noise", "noise", "noise"]
+
+
+def test_a_clean_end_gives_back_and_a_crash_does_not(tmp_path):
+    for ending, charged in ((LedgerFile.close, 5), (crash, 8)):
+        path = tmp_path / ending.__name__
+        file = opened(path)
+        file.forecast = lambda n: [Event(0.1, 1.5, n)]
+        for _ in range(5):
+            file.cover(Event(0.1, 1.5))
+        ending(file)
+        assert counts(read(path).events) == {(0.1, 1.5): charged}
+
+
+def test_without_a_forecast_blocks_grow_and_rare_events_stay_alone(tmp_path):
+    file = opened(tmp_path / "l", block=64)
+    for _ in range(3):
+        file.cover(Event(1.0, 9.0))
+        for _ in range(20):
+            file.cover(Event(0.1, 1.5))
+    crash(file)
+    found = counts(read(tmp_path / "l").events)
+    assert found[1.0, 9.0] == 3
+    assert 60 <= found[0.1, 1.5] <= 60 + 16
+
+
+def test_what_is_left_of_a_block_is_given_back_when_another_event_comes(tmp_path):
+    file = opened(tmp_path / "l", block=10)
+    file.forecast = lambda n: [Event(0.1, 1.5, n)]
+    file.cover(Event(0.1, 1.5))
+    file.cover(Event(0.2, 1.5))
+    file.cover(Event(0.1, 1.5))
+    file.close()
+    assert counts(read(tmp_path / "l").events) == {(0.1, 1.5): 2, (0.2, 1.5): 1}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whenever_the_file_is_cut_it_covers_what_was_drawn(tmp_path, seed):
+    """Any prefix of the file that held at a charge covers the charges until then."""
+    import random
+
+    chance = random.Random(seed)
+    path = tmp_path / "l"
+    file = opened(path, block=chance.choice([1, 3, 8]))
+    if seed % 2:
+        file.forecast = lambda n: [Event(0.1, 1.5, n)]
+    drawn = Counter()
+    for _ in range(40):
+        event = chance.choice([Event(0.1, 1.5), Event(0.1, 1.5), Event(0.3, 2.0)])
+        if chance.random() < 0.1:
+            file.settle()
+        file.cover(event)
+        drawn[event.sample_rate, event.noise_multiplier] += 1
+        # A crash here, or in the middle of whatever is written next.
+        (tmp_path / "copy").write_bytes(path.read_bytes() + b'{"kind": "res')
+        assert Counter(counts(read(tmp_path / "copy").events)) >= drawn
+    file.close()
+    assert Counter(counts(read(path).events)) == drawn
+
+
+def test_a_torn_last_line_is_dropped_and_the_next_run_goes_on(tmp_path):
+    path = tmp_path / "l"
+    file = opened(path, block=1)
+    file.cover(Event(0.1, 1.5))
+    crash(file)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"kind": "reserve", "run": "on')
+    again = opened(path, block=1)
+    assert counts(again.content.events) == {(0.1, 1.5): 1}
+    again.cover(Event(0.1, 1.5))
+    again.close()
+    assert path.read_bytes().startswith(whole)
+    assert counts(read(path).events) == {(0.1, 1.5): 2}
+    assert read(path).runs["one"].openings == 2
+
+
+def test_a_changed_removed_or_moved_line_is_found(tmp_path):
+    path = tmp_path / "l"
+    file = opened(path, block=1)
+    for noise in (1.5, 2.5, 3.5):
+        file.cover(Event(0.1, noise))
+    file.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    changed = json.loads(lines[1])
+    changed["events"][0][1] = 99.0
+    for broken in (
+        [lines[0], json.dumps(changed).encode() + b"\n", *lines[2:]],
+        [lines[0], *lines[2:]],
+        [lines[0], lines[2], lines[1], lines[3]],
+        [lines[1], *lines],
+        [*lines[:2], b"\n", *lines[2:]],
+        [*lines, b"[" * 100_000 + b"\n"],
+    ):
+        path.write_bytes(b"".join(broken))
+        with pytest.raises(ConfigError, match=r"line \d of the ledger .* is damaged"):
+            read(path)
+        with pytest.raises(ConfigError, match="damaged"):
+            LedgerFile(path)
+
+
+def test_a_full_disk_stops_the_charge_and_leaves_whole_lines(tmp_path, monkeypatch):
+    path = tmp_path / "l"
+    ledger = Ledger(opened(path, block=1))
+    ledger.charge(0.1, 1.5)
+    before = path.read_bytes()
+    write = os.write
+
+    def full(file, text):
+        write(file, text[:9])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ledger_file.os, "write", full)
+    with pytest.raises(StorageError, match=r"cannot be written \(No space left on device\)"):
+        ledger.charge(0.1, 1.5)
+    assert ledger.steps == 1
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+    ledger.charge(0.1, 1.5)
+    assert counts(read(path).events) == {(0.1, 1.5): 2}
+
+
+def test_two_processes_cannot_have_one_ledger(tmp_path):
+    file = opened(tmp_path / "l")
+    with pytest.raises(ConfigError, match="is in use by another run"):
+        LedgerFile(tmp_path / "l")
+    file.close()
+    LedgerFile(tmp_path / "l").close()
+    with pytest.raises(PrivacyError, match="was closed"):
+        file.cover(Event(0.1, 1.5))
+
+
+def test_a_ledger_that_cannot_be_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        LedgerFile(tmp_path / "none" / "l")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(tmp_path / "none")
+    (tmp_path / "text").write_text("hello\n")
+    with pytest.raises(ConfigError, match="line 1"):
+        read(tmp_path / "text")
+
+
+def test_runs_on_one_ledger_compose(tmp_path):
+    path = tmp_path / "l"
+    for run, noise in (("one", 1.5), ("two", 1.5), ("two", 2.5)):
+        file = opened(path, run=run)
+        file.cover(Event(0.1, noise))
+        file.close()
+    ledger = Ledger(LedgerFile(path))
+    assert counts(ledger.merged()) == {(0.1, 1.5): 2, (0.1, 2.5): 1}
+    own, others = ledger.in_file("two")
+    assert counts(own) == {(0.1, 1.5): 1, (0.1, 2.5): 1}
+    assert counts(others) == {(0.1, 1.5): 1}
+
+
+def test_a_state_that_knows_of_more_than_the_file_is_refused(tmp_path):
+    ledger = Ledger(opened(tmp_path / "l"))
+    ledger.charge(0.1, 1.5)
+    known = ledger.state_dict()
+    ledger.load_state_dict(known)  # the file knows as much
+    assert ledger.steps == 1
+    more = Ledger()
+    for _ in range(3):
+        more.charge(0.1, 1.5)
+    with pytest.raises(PrivacyError, match="lacks 2 releases"):
+        ledger.load_state_dict(more.state_dict())
+
+
+def test_merging_adds_runs_up_and_counts_what_copies_share_once(tmp_path):
+    first = tmp_path / "a"
+    file = opened(first, block=1)
+    for _ in range(3):
+        file.cover(Event(0.1, 1.5))
+    crash(file)
+    copy = tmp_path / "copy"
+    copy.write_bytes(first.read_bytes())
+    for path, more in ((first, 2), (copy, 5)):
+        file = opened(path, block=1)
+        for _ in range(more):
+            file.cover(Event(0.1, 1.5))
+        file.close()
+    other = opened(tmp_path / "b", run="two", block=1)
+    other.cover(Event(0.2, 1.0))
+    other.close()
+    merged = merge_files([first, copy, tmp_path / "b"], tmp_path / "all")
+    assert counts(merged.events) == {(0.1, 1.5): 3 + 2 + 5, (0.2, 1.0): 1}
+    assert read(tmp_path / "all").events == merged.events
+    # Merging what was merged, or the same file twice, changes nothing.
+    again = merge_files([first, first], tmp_path / "same")
+    assert counts(again.events) == {(0.1, 1.5): 5}
+
+
+def test_merging_an_open_block_and_its_settled_copy_keeps_the_larger(tmp_path):
+    path, copy = tmp_path / "a", tmp_path / "copy"
+    file = opened(path, block=8)
+    file.forecast = lambda n: [Event(0.1, 1.5, n)]
+    file.cover(Event(0.1, 1.5))
+    copy.write_bytes(path.read_bytes())  # all eight are charged here
+    file.close()  # and one here
+    assert counts(merge_files([path, copy], tmp_path / "all").events) == {(0.1, 1.5): 8}
+
+
+def test_merging_refuses_other_data_and_never_overwrites(tmp_path):
+    for name, data in (("a", "digits"), ("b", "mnist")):
+        file = opened(tmp_path / name, run=name, data=data)
+        file.cover(Event(0.1, 1.5))
+        file.close()
+    with pytest.raises(ConfigError, match=r'different data.*"digits"; "mnist"'):
+        merge_files([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
+    assert not (tmp_path / "all").exists()
+    with pytest.raises(ConfigError, match="never overwritten"):
+        merge_files([tmp_path / "a", tmp_path / "a"], tmp_path / "b")
+    with pytest.raises(ConfigError, match="at least two"):
+        merge_files([tmp_path / "a"], tmp_path / "all")
+
+
+def test_digests_are_kept_and_found_again(tmp_path):
+    file = opened(tmp_path / "l")
+    file.note("release 0 of one", "abc")
+    crash(file)
+    again = LedgerFile(tmp_path / "l")
+    assert again.digest("release 0 of one") == "abc"
+    assert again.digest("release 1 of one") is None
+    again.close()
+
+
+def test_infinite_noise_survives_the_file(tmp_path):
+    file = opened(tmp_path / "l")
+    file.cover(Event(0.1, float("inf")))
+    file.close()
+    assert counts(read(tmp_path / "l").events) == {(0.1, float("inf")): 1}
