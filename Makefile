@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Two workers with one torch thread each use two cores better than one process with two.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: setup demo test test-all lint format bench clean
+.PHONY: setup demo test test-all audit lint format bench clean
 
 setup: $(VENV)/.ready
 demo: $(VENV)/.ready
@@ -15,6 +15,8 @@ test: $(VENV)/.ready-dev lint
 	$(PYTEST) -m "not slow"
 test-all: $(VENV)/.ready-dev lint
 	$(PYTEST)
+audit: $(VENV)/.ready-dev
+	$(PYTEST) -m audit -rP
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -66,7 +66,8 @@ def test_version_and_help() -> None:
             "train",
             "dataset model method set epsilon noise-multiplier delta accountant lot epochs steps "
             "clip clipping history-dtype averaging lr seed noise-seed device data-dir "
-            "train-size test-size train-loss tensorboard out json",
+            "train-size test-size train-loss tensorboard max-epsilon checkpoint-every ledger out "
+            "json",
         ),
         (
             "budget",
@@ -316,7 +317,8 @@ def test_ctrl_c_writes_what_was_trained_and_exits_with_130(tmp_path: Path) -> No
     assert report["epsilon"] == spent
     assert weights({"folder": str(tmp_path / "out")}).keys() == {"out.weight", "out.bias"}
     assert errors == (
-        f"vestige: interrupted after {report['steps']} steps; what was trained so far is in out\n"
+        f"vestige: interrupted after {report['steps']} steps; what was trained so far is in out; "
+        "go on with: vestige resume out\n"
     )
 
 

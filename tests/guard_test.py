@@ -64,7 +64,7 @@ def test_schedules_are_followed():
 
 
 def test_a_lot_that_was_given_up_counts():
-    engine, model, optimizer, loader = private("dp-sgd", max_epsilon=20, delta=DELTA)
+    engine, _, _, loader = private("dp-sgd", max_epsilon=20, delta=DELTA)
     with pytest.raises(BudgetExhausted):
         for _ in range(100):
             for _ in loader:

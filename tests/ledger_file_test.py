@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from vestige import ConfigError, PrivacyError, StorageError, ledger_file
+from vestige import ConfigError, PrivacyError, StorageError
 from vestige.ledger import Event, Ledger
 from vestige.ledger_file import LedgerFile, merge_files, read
 
@@ -159,7 +159,7 @@ def test_a_full_disk_stops_the_charge_and_leaves_whole_lines(tmp_path, monkeypat
         write(file, text[:9])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ledger_file.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(StorageError, match=r"cannot be written \(No space left on device\)"):
         ledger.charge(0.1, 1.5)
     assert ledger.steps == 1

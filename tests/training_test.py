@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from vestige import accounting, data, methods, models, runfolder, settings, training
+from vestige import accounting, data, files, methods, models, runfolder, session, settings
 from vestige.engine import REPEATABLE, PrivacyEngine
 from vestige.errors import ConfigError
 from vestige.ledger import Event
@@ -55,6 +55,10 @@ RESULT: dict[str, type | tuple[type, ...]] = {
     "seed": int,
     "repeatable_noise": bool,
     "interrupted": bool,
+    "max_epsilon": type(None),
+    "budget_spent": bool,
+    "lost_releases": int,
+    "earlier_releases": int,
     "caveats": list,
     "device": str,
     "folder": str,
@@ -107,7 +111,7 @@ def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
 def test_names_are_those_of_the_rooms_that_need_torch() -> None:
     assert settings.DATASETS == data.DATASETS
     assert settings.MODELS == models.MODELS
-    assert set(training._ROWS) == set(models.MODELS)
+    assert set(session._ROWS) == set(models.MODELS)
 
 
 @pytest.mark.parametrize(
@@ -213,12 +217,13 @@ def test_the_noise_seed_is_in_no_representation() -> None:
 # -- files ----------------------------------------------------------------------------------
 
 
-def test_the_run_folder_holds_four_files_with_these_fields() -> None:
+def test_the_run_folder_holds_these_files_with_these_fields() -> None:
     result = train(tiny())
     folder = Path(result["folder"])
     assert folder.parent == Path("runs")
     assert {f.name for f in folder.iterdir()} == {
         "config.json",
+        "ledger.jsonl",
         "metrics.jsonl",
         "model.pt",
         "result.json",
@@ -277,10 +282,13 @@ def test_config_is_written_before_the_first_lot() -> None:
 
     def watch(progress: Progress) -> None:
         if progress.stage == "training" and progress.step == 0:
-            seen.append([f.name for f in Path("out").iterdir()])
+            seen.append(sorted(f.name for f in Path("out").iterdir()))
 
     train(tiny(out=Path("out")), progress=watch)
-    assert seen == [["config.json"]]
+    (names,) = seen
+    assert names[0] == "checkpoint.pt"
+    assert names[1].endswith(".secret")
+    assert names[2:] == ["config.json", "ledger.jsonl"]
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,23 +331,41 @@ def test_a_failure_after_a_release_keeps_the_whole_files() -> None:
 
     with pytest.raises(RuntimeError, match="broken"):
         train(tiny(out=Path("out")), progress=fail)
-    assert {f.name for f in Path("out").iterdir()} == {"config.json", "metrics.jsonl"}
+    assert public_files(Path("out")) == {
+        "config.json",
+        "metrics.jsonl",
+        "ledger.jsonl",
+        "checkpoint.pt",
+    }
 
 
 def test_a_full_disk_leaves_no_part_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
+    replace_file = files.replace_file
 
-    def full(descriptor: int) -> None:
-        synced.append(descriptor)
-        if len(synced) == 3:  # config.json, metrics.jsonl, then the second epoch's metrics.jsonl
-            raise OSError(28, "No space left on device")
+    def full(path: Path, content: bytes, mode: int = 0o644) -> None:
+        if path.name == "metrics.jsonl" and path.exists():  # the second epoch's
+            monkeypatch.setattr(os, "fsync", no_space)
+        replace_file(path, content, mode)
 
-    monkeypatch.setattr(os, "fsync", full)
+    def no_space(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runfolder, "replace_file", full)
     with pytest.raises(OSError, match="No space left"):
         train(tiny(out=Path("out")))
-    assert {f.name for f in Path("out").iterdir()} == {"config.json", "metrics.jsonl"}
+    assert public_files(Path("out")) == {
+        "config.json",
+        "metrics.jsonl",
+        "ledger.jsonl",
+        "checkpoint.pt",
+    }
     text = (Path("out") / "metrics.jsonl").read_text()
     assert [json.loads(line)["step"] for line in text.splitlines()] == [5]
+
+
+def public_files(folder: Path) -> set[str]:
+    """The names in a run folder, without the secrets."""
+    return {f.name for f in folder.iterdir() if f.suffix != ".secret"}
 
 
 # -- privacy --------------------------------------------------------------------------------
@@ -519,7 +545,7 @@ def test_private_training_learns() -> None:
 def test_a_lot_in_pieces_is_one_release(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(noise_seed=5)
     whole = train(config)
-    monkeypatch.setitem(training._ROWS, "linear", 3)
+    monkeypatch.setitem(session._ROWS, "linear", 3)
     steps: list[int] = []
     pieces = train(config, progress=lambda p: steps.append(p.step))
     assert pieces["steps"] == whole["steps"] == 7
@@ -594,7 +620,7 @@ def test_ctrl_c_on_the_last_lot_is_no_interrupt() -> None:
 def test_a_second_ctrl_c_stops_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         train(tiny(out=Path("out")), progress=press_at(3, times=2))
-    assert [f.name for f in Path("out").iterdir()] == ["config.json"]
+    assert public_files(Path("out")) == {"config.json", "ledger.jsonl", "checkpoint.pt"}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -159,15 +159,19 @@ def noise_for(
     delta: float,
     charges: Mapping[Charge, int],
     accountant: str = "pld",
+    earlier: Sequence[Event] = (),
 ) -> tuple[float, float]:
-    """The smallest noise at which these charges stay within `target_epsilon`, and its epsilon."""
+    """The smallest noise at which these charges stay within `target_epsilon`, and its epsilon.
+
+    `earlier` was spent on the same data before, and composes with them.
+    """
     name = accountant_name(accountant)
     target = _check_positive(target_epsilon, "target_epsilon", "give a finite epsilon above 0")
     delta = _check_delta(delta)
     largest = max(charge.weight for charge in charges)
 
     def spent(noise: float, by: str = name) -> float:
-        return epsilon(events_of(charges, noise), delta, by)
+        return epsilon([*earlier, *events_of(charges, noise)], delta, by)
 
     start = largest
     if name == "pld":
@@ -183,6 +187,7 @@ def noise_for(
             f"{_NOISE_RANGE[1]:g} (epsilon {floor:.3g} there, accountant {name}): raise epsilon or "
             "delta, lower the sampling rate or the number of steps, or use accountant pld"
             + (", or raise the noise of what is released beside the sum" if aside else "")
+            + (" (other runs on the ledger count too)" if earlier else "")
         )
     return noise, spent(noise)
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from vestige.errors import ConfigError, StorageError
-from vestige.ledger_file import sync_folder
+from vestige.files import replace_file
 
 _FIRST = b"vestige checkpoint 1\n"
 _PARTS = {"engine", "model", "optimizer", "optimizer_class", "data", "others"}
@@ -97,25 +96,6 @@ def remove(path: Path) -> None:
     """Delete a checkpoint and its secrets, if they are there."""
     for file in (*_secrets_of(path), path):
         file.unlink(missing_ok=True)
-
-
-def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """A whole file in place of the one that is there, on the disk when this returns."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.unlink(missing_ok=True)
-        file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        try:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(file, view) :]
-            os.fsync(file)
-        finally:
-            os.close(file)
-        partial.replace(path)
-        sync_folder(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def check_model(saved: Mapping[str, Any], model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `vestige train`, `budget`, `calibrate`, `plan`, `spectrum` and `methods`.
+"""The command line: `vestige train`, `budget`, `calibrate`, `plan` and more; others in cli_*.py.
 
 Thin: it parses, calls and prints. Bad input gets one line on stderr and exit code 2; results go to
 stdout and progress to stderr, so that `--json` leaves the JSON alone on stdout.
@@ -22,14 +22,15 @@ from vestige import (
     __version__,
     accounting,
     cli_experiments,
+    cli_runs,
     planning,
     planning_report,
     settings,
     spectrum_report,
     training,
 )
-from vestige.display import Display, methods_table, pairs, print_json, print_result, shown
-from vestige.errors import ConfigError, VestigeError
+from vestige.display import Display, methods_table, pairs, print_json, shown
+from vestige.errors import ConfigError, StorageError, VestigeError
 from vestige.methods import METHODS
 from vestige.plan import check_count
 from vestige.plots import check_plot
@@ -38,8 +39,6 @@ from vestige.spectrum import ESTIMATORS
 
 # typer has carried a click of its own since 0.26: this is UsageError, wherever it lives.
 _UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
-
-_INTERRUPTED = 130
 
 
 class _Program(TyperGroup):
@@ -54,6 +53,8 @@ class _Program(TyperGroup):
             command = context.command_path if context else "vestige"
             message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
             _fail(f"{message}; see '{command} --help'", 2)
+        except StorageError as error:
+            _fail(str(error), 1)
         except VestigeError as error:
             _fail(str(error), 2)
         except OSError as error:
@@ -66,7 +67,7 @@ class _Program(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             typer.echo("vestige: interrupted", err=True)
-            raise typer.Exit(_INTERRUPTED) from None
+            raise typer.Exit(cli_runs.INTERRUPTED) from None
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -216,6 +217,19 @@ def train(
         bool,
         typer.Option("--tensorboard", help="Write TensorBoard scalars too: public numbers only."),
     ] = False,
+    max_epsilon: Annotated[
+        float | None, typer.Option(help="Stop before the step that would exceed this epsilon.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Lots between two checkpoints. Default: an epoch.")
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            help="A ledger file that runs on the same data share: their spending composes. "
+            "Default: the run folder's own."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder, new or empty. Default: a new one in runs/.")
     ] = None,
@@ -246,6 +260,9 @@ def train(
         train_size=train_size,
         test_size=test_size,
         train_loss=train_loss,
+        max_epsilon=max_epsilon,
+        checkpoint_every=checkpoint_every,
+        ledger=ledger,
         out=out,
     )
     _silence_downloads(config)
@@ -260,17 +277,7 @@ def train(
                 listener(progress)
 
         result = training.train(config, progress=tell)
-    if as_json:
-        print_json(result)
-    else:
-        print_result(result)
-    if result["interrupted"]:
-        typer.echo(
-            f"vestige: interrupted after {result['steps']} steps; what was trained so far is in "
-            f"{result['folder']}",
-            err=True,
-        )
-        raise typer.Exit(_INTERRUPTED)
+    cli_runs.finish(result, as_json)
 
 
 @app.command()
@@ -506,6 +513,7 @@ def _clip(text: str) -> float | tuple[float, ...]:
 
 
 cli_experiments.register(app)
+cli_runs.register(app)
 
 
 def _silence_downloads(config: TrainConfig) -> None:

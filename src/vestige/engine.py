@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from vestige import accounting, checkpoint
+from vestige import accounting, saving
 from vestige.assembly import assemble, check_settings
 from vestige.checkpoint import row_facts
 from vestige.clipping import Auto, Clip, Clipping, Quantile, taken_apart
@@ -30,14 +30,11 @@ from vestige.methods import METHODS, Method, planned_charges, query_weight, reso
 from vestige.noise import GroupNoise, NoiseScale, noise_scales, shaped
 from vestige.plan import ADJACENCY, PrivacyPlan, check_count, lots_per_epoch, sampling_rate
 from vestige.randomness import Randomness
-from vestige.run import Parts, Run
+from vestige.run import Run
 from vestige.sampling import PrivateLoader, check_loader
 from vestige.schedule import Schedule, constant
 from vestige.validation import check_criterion, check_model, check_optimizer
 
-_VERSION = 2
-_COUNTS = ("released", "next_lot", "charges", "lost")
-_STATE = {"run", "plan", "ledger", *_COUNTS, "repeatable_noise", "memory", *Parts().saved()}
 REPEATABLE = "repeatable noise: not private towards anyone who knows the seed"
 
 
@@ -299,12 +296,39 @@ class PrivacyEngine:
             **{"delta": target_delta} | options,
         )
 
+    def keep_ledger(self, path: str | Path) -> None:
+        """Keep the ledger in this file, before the first release; as PrivacyEngine(ledger=...).
+
+        Guarantee: from now on a charge is on the disk before its noise is drawn. What the file
+        already holds, of this run or of others on the same data, composes.
+        """
+        run = self._attached()
+        if self._ledger.file:
+            return
+        file = LedgerFile(path)
+        try:
+            self._begin(file, run)
+            self._ledger.keep_in(file)
+        except BaseException:
+            file.close()
+            raise
+
+    def close(self) -> None:
+        """Give back what is reserved on the ledger file and not used, and let others have it."""
+        if self._ledger.file:
+            self._ledger.file.close()
+
     def _begin(self, file: LedgerFile, run: Run) -> None:
         """Tell the ledger file which run this is, and what it will charge."""
         data = {key: self._facts[key] for key in ("name", "records")}
         common_data([*(r.about for r in file.content.runs.values()), {"data": data}])
         file.run = run.door.run
-        file.about = {"data": data, "method": run.plan.method, "steps": run.plan.steps}
+        file.about = {
+            "data": data,
+            "method": run.plan.method,
+            "steps": run.plan.steps,
+            "adjacency": run.plan.adjacency,
+        }
         # A crash charges the open block: at most a fiftieth of the plan.
         file.block = min(64, max(1, (run.plan.steps or 800) // 50))
         file.forecast = lambda lots: coming_events(run, min(lots, lots_left(run)))
@@ -390,6 +414,17 @@ class PrivacyEngine:
         return self._run.door.steps if self._run else 0
 
     @property
+    def lost(self) -> int:
+        """The number of charges for releases that a crash has lost: the model has no part in it."""
+        return self._run.door.lost if self._run else 0
+
+    @property
+    def earlier(self) -> int:
+        """The number of releases of other runs on the same ledger file: they compose."""
+        others = self._ledger.in_file(self._run.door.run if self._run else "")[1]
+        return sum(event.count for event in others)
+
+    @property
     def plan(self) -> PrivacyPlan:
         """The public facts of the run."""
         return self._attached().plan
@@ -428,20 +463,7 @@ class PrivacyEngine:
 
         No key, no generator state, no example: all of it is public.
         """
-        run = self._attached()
-        return {
-            "memory": run.memory.state_dict() if run.memory else None,
-            **{k: part.state_dict() if part else None for k, part in run.parts.saved().items()},
-            "version": _VERSION,
-            "run": run.door.run,
-            "charges": run.door.charges,
-            "lost": run.door.lost,
-            "plan": run.plan.as_dict(),
-            "ledger": self._ledger.state_dict(),
-            "released": run.door.steps,
-            "next_lot": run.lots.next_lot,
-            "repeatable_noise": run.repeatable,
-        }
+        return saving.state_of(self._attached())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a run: call it after make_private with the same settings, before any step.
@@ -449,36 +471,7 @@ class PrivacyEngine:
         Guarantee: what was spent before stays charged. Noise is never repeated: this engine has a
         key of its own (in test mode, the noise_seed's: lots and noise continue where they were).
         """
-        run = self._attached()
-        _check_state(state, run)
-        if run.memory:
-            run.memory.check_state(state["memory"], state["released"])
-        parts = [(part, state[name]) for name, part in run.parts.saved().items() if part]
-        for part, saved in parts:
-            part.check_state(saved)
-        self._ledger.load_state_dict(state["ledger"])  # refuses before it changes anything
-        if run.memory:
-            run.memory.load_state_dict(state["memory"])
-        for part, saved in parts:
-            part.load_state_dict(saved)
-        run.door.steps, run.lots.next_lot = state["released"], state["next_lot"]
-        run.coming_lot = state["next_lot"]
-        self._continue_ledger(state)
-        if run.door.correlation:
-            repeatable = run.repeatable and bool(state["repeatable_noise"])
-            run.door.correlation.continue_from(state["next_lot"], repeatable)
-        run.repeatable = run.repeatable or bool(state["repeatable_noise"])
-
-    def _continue_ledger(self, state: Mapping[str, Any]) -> None:
-        """Take the saved run's name on the ledger, with everything that it is charged there."""
-        door, file = self._attached().door, self._ledger.file
-        door.run = state["run"]
-        door.charges, door.lost = state["charges"], state["lost"]
-        if file:
-            own, _ = self._ledger.in_file(door.run)
-            door.charges = sum(event.count for event in own)
-            door.lost += max(0, door.charges - state["charges"])
-            file.run = door.run
+        saving.load_state(self._attached(), state)
 
     def save_checkpoint(self, path: str | Path, **others: Any) -> None:
         """Save everything that this run needs to go on, between two lots, in place of `path`.
@@ -489,24 +482,7 @@ class PrivacyEngine:
         Guarantee: what `path` holds is public: weights, releases and the ledger, no example. Keep
         PATH.*.secret, with the state of torch's generators, to yourself.
         """
-        run = self._attached()
-        if run.in_lot:
-            raise PrivacyError(
-                "save_checkpoint was called in the middle of a lot: save after optimizer.step(), "
-                "or call engine.abandon_lot() first."
-            )
-        if self._ledger.file:
-            self._ledger.file.settle()
-        state = {
-            "engine": self.state_dict(),
-            "model": run.capture.module.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
-            "optimizer_class": type(run.optimizer).__name__,
-            "data": self._facts,
-            "others": {k: v.state_dict() if _has_state(v) else v for k, v in others.items()},
-        }
-        secret = {**checkpoint.generators(), "noise_seed": self._noise_seed_used}
-        checkpoint.write(Path(path), state, secret)
+        saving.save(Path(path), self._attached(), self._facts, self._noise_seed_used, others)
 
     def load_checkpoint(self, path: str | Path, **others: Any) -> dict[str, Any]:
         """Go on from a checkpoint: after make_private with the same settings, before any step.
@@ -517,21 +493,7 @@ class PrivacyEngine:
 
         Guarantee: that of `load_state_dict`.
         """
-        run, (state, secret) = self._attached(), checkpoint.read(Path(path))
-        checkpoint.check_model(state["model"], run.capture.module)
-        checkpoint.check_optimizer(state["optimizer"], state["optimizer_class"], run.optimizer)
-        checkpoint.check_data(state["data"], self._facts)
-        missing = sorted(set(others) - set(state["others"]))
-        if missing:
-            raise ConfigError(f"the checkpoint holds nothing under {', '.join(missing)}.")
-        self.load_state_dict(state["engine"])
-        run.capture.module.load_state_dict(state["model"])
-        run.optimizer.load_state_dict(state["optimizer"])
-        for name, thing in others.items():
-            thing.load_state_dict(state["others"][name])
-        if secret:
-            checkpoint.restore_generators(secret)
-        return {k: v for k, v in state["others"].items() if k not in others}
+        return saving.load(Path(path), self._attached(), self._facts, others)
 
     def _attached(self) -> Run:
         if self._run is None:
@@ -545,40 +507,3 @@ def _settings(method: Method, denoiser: str | Method | None) -> dict[str, Any]:
         return method.settings()
     after = resolve(denoiser)
     return method.settings() | {"denoiser": {"name": after.name, **after.settings()}}
-
-
-def _has_state(thing: Any) -> bool:
-    return callable(getattr(thing, "state_dict", None))
-
-
-def _check_state(state: Mapping[str, Any], run: Run) -> None:
-    """Refuse a saved state that this run cannot continue from."""
-    if run.in_lot:
-        raise PrivacyError(
-            "a state was loaded in the middle of a lot: finish the lot or call "
-            "engine.abandon_lot() first."
-        )
-    if not isinstance(state, Mapping) or state.get("version") != _VERSION:
-        version = state.get("version") if isinstance(state, Mapping) else None
-        raise ConfigError(f"engine state has version {version!r}; this Vestige reads {_VERSION}.")
-    missing = _STATE - set(state)
-    if missing:
-        raise ConfigError(
-            f"the engine state lacks {', '.join(sorted(missing))}: it was not written by "
-            "state_dict, or was damaged."
-        )
-    for name in _COUNTS:
-        if type(state[name]) is not int or state[name] < 0:
-            raise ConfigError(
-                f"the engine state has {name}={state[name]!r}, which is no count: it was damaged."
-            )
-    if not isinstance(state["plan"], Mapping):
-        raise ConfigError("the engine state's plan is no mapping: it was damaged.")
-    ours, theirs = run.plan.as_dict(), dict(state["plan"])
-    different = [k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k)]
-    if different:
-        details = "; ".join(f"{k}: {theirs.get(k)} -> {ours.get(k)}" for k in sorted(different))
-        raise PrivacyError(
-            f"the saved run was made with other settings ({details}): call make_private with "
-            "the same ones, or start a new run."
-        )

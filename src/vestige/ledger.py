@@ -72,6 +72,15 @@ class Ledger:
         self._runs: list[Event] = list(file.content.events) if file else []
         self.engines = 0  # how many in this process have it
 
+    def keep_in(self, file: LedgerFile) -> None:
+        """From now on, have `file` behind this ledger, which has no charges yet."""
+        if self._runs or self.file:
+            raise PrivacyError(
+                f"this ledger already holds {self.steps} releases or has a file: name the file "
+                "before the first release."
+            )
+        self.file, self._runs = file, list(file.content.events)
+
     def charge(self, sample_rate: float, noise_multiplier: float) -> None:
         """Record one release. Call it before the noise is drawn."""
         event = Event(sample_rate, noise_multiplier)

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import ConfigError, PrivacyError, StorageError
+from vestige.files import sync_folder, write_all
 from vestige.ledger import Event, merge
 
 _VERSION = 1
@@ -199,7 +200,7 @@ class LedgerFile:
             last = _chain(last, line)
             text += json.dumps({**line, "chain": last}, allow_nan=False).encode() + b"\n"
         try:
-            _write(self._file, text)
+            write_all(self._file, text)
             if durable:
                 os.fsync(self._file)
         except OSError as error:
@@ -234,6 +235,9 @@ def merge_files(paths: Sequence[Path], out: Path) -> Content:
             for line, block in run.blocks.items():
                 known.blocks[line] = _larger(known.blocks.get(line, ()), block)
     about = {"data": common_data(run.about for run in merged.values()), "merged": sorted(merged)}
+    kinds = {str(run.about["adjacency"]) for run in merged.values() if "adjacency" in run.about}
+    if kinds:
+        about["adjacency"] = "; and ".join(sorted(kinds))
     file = LedgerFile(out)
     file.run, file.about = _chain("", {"merged": sorted(merged)})[:16], about
     events = merge(event for run in merged.values() for event in run.events)
@@ -285,20 +289,6 @@ def _open_locked(path: Path) -> int:
     if new:
         sync_folder(path.parent)
     return file
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _write(file: int, text: bytes) -> None:
-    while text:
-        text = text[os.write(file, text) :]
 
 
 def _key(event: Event) -> tuple[float, float]:

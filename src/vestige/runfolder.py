@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vestige.errors import ConfigError
+from vestige.errors import ConfigError, StorageError
+from vestige.files import replace_file
 
 
 class RunFolder:
@@ -20,6 +21,8 @@ class RunFolder:
 
     If the run fails before `keep` was set (at the first release), the folder disappears again.
     """
+
+    durable = True  # whether the ledger and checkpoints are kept in it
 
     def __init__(self, out: Path | None, name: str) -> None:
         self.keep = False
@@ -63,22 +66,29 @@ class RunFolder:
             return
         for file in self._written:
             file.unlink(missing_ok=True)
+            for secret in self.path.glob(f"{file.name}.*.secret"):
+                secret.unlink(missing_ok=True)
         for folder in self._made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
+    def own(self, name: str) -> Path:
+        """The path of a file of this run that somebody else writes."""
+        path = self.path / name
+        if path not in self._written:
+            self._written.append(path)
+        return path
+
     def write(self, name: str, content: bytes) -> None:
         """A whole file, or, if it fails, none."""
         path = self.path / name
-        partial = path.with_name(f".{name}.partial")
         try:
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+            replace_file(path, content)
+        except OSError as error:
+            raise StorageError(
+                f"{str(path)!r} cannot be written ({error.strerror}): make room, or make the "
+                "folder writable, and resume the run."
+            ) from error
         self._written.append(path)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
@@ -88,6 +98,17 @@ class RunFolder:
     def write_lines(self, name: str, values: list[dict[str, Any]]) -> None:
         """One JSON object on each line, rewritten as a whole: no line is ever half there."""
         self.write(name, "".join(f"{json.dumps(v, allow_nan=False)}\n" for v in values).encode())
+
+
+class ExistingFolder(RunFolder):
+    """The folder of a run that is resumed: it stays whatever happens."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, path.name)
+        self.path, self.keep = path, True
+
+    def __enter__(self) -> ExistingFolder:
+        return self
 
 
 def check_out(folder: Path, fresh: bool) -> None:

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,10 @@ class TrainConfig:
     by the method, the noise multiplier as 1.0 unless `epsilon` asks for the one that reaches it, 30
     epochs unless `steps` are given, and a fresh folder under runs/. `group_noise_multiplier` is the
     papers' form of the noise: that multiplier inside each clipping group, and a single `clip` is
-    then every group's own, not shared among them. Raises ConfigError for a bad value.
+    then every group's own, not shared among them. `max_epsilon` stops the run before it would be
+    exceeded, `checkpoint_every` is in lots (by default an epoch), and `ledger` a file that several
+    runs on the same data share (by default the run folder's own). Raises ConfigError for a bad
+    value.
     """
 
     dataset: str = "digits"
@@ -71,6 +74,9 @@ class TrainConfig:
     train_size: int | None = None
     test_size: int | None = None
     train_loss: bool = False
+    max_epsilon: float | None = None
+    checkpoint_every: int | None = None
+    ledger: Path | None = None
     out: Path | None = None
 
     def __post_init__(self) -> None:
@@ -123,8 +129,9 @@ class TrainConfig:
                     "noise_multiplier are both given: give one of them."
                 )
             _check_number("group_noise_multiplier", self.group_noise_multiplier, zero=True)
-        if self.epsilon is not None:
-            _check_number("epsilon", self.epsilon)
+        for name in ("epsilon", "max_epsilon"):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name))
         if self.noise_multiplier is not None:
             _check_number("noise_multiplier", self.noise_multiplier, zero=True)
         accounting.epsilon((), self.delta, self.accountant)  # refuses a bad delta or accountant
@@ -137,7 +144,7 @@ class TrainConfig:
             raise ConfigError(
                 f"epochs {self.epochs} and steps {self.steps} are both given: give one of them."
             )
-        for name in ("lot", "epochs", "steps", "train_size", "test_size"):
+        for name in ("lot", "epochs", "steps", "train_size", "test_size", "checkpoint_every"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         if self.train_size is not None:
@@ -178,6 +185,21 @@ class TrainConfig:
         epochs = 30 if self.epochs is None else self.epochs
         return self.steps or epochs * lots_per_epoch(records, self.chosen_lot)
 
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint holds: every setting but the noise seed, as plain JSON types."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        del own["noise_seed"], own["out"]
+        return {k: _plain(v) for k, v in own.items()}
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any], noise_seed: int | None) -> TrainConfig:
+        """The settings that `saved` gave."""
+        values = dict(saved)
+        for name in ("data_dir", "ledger"):
+            values[name] = None if values[name] is None else Path(values[name])
+        values["clip"], values["settings"] = _tuples(values["clip"]), _tuples(values["settings"])
+        return cls(**values, noise_seed=noise_seed)
+
     def public(self) -> dict[str, Any]:
         """What config.json holds: every setting that may be published, as plain JSON types."""
         own = self.group_noise_multiplier
@@ -196,10 +218,26 @@ class TrainConfig:
             "lr": self.chosen_lr,
             "seed": self.seed,
             "repeatable_noise": self.noise_seed is not None,
+            "max_epsilon": self.max_epsilon,
+            "ledger": None if self.ledger is None else str(self.ledger),
             "data_dir": None if self.data_dir is None else str(self.data_dir),
             "train_size": self.train_size,
             "test_size": self.test_size,
         }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

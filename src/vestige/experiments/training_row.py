@@ -151,6 +151,8 @@ class _Record:
 class Unwritten(RunFolder):
     """A run folder that keeps nothing: a row is all that stays of a run."""
 
+    durable = False
+
     def __init__(self) -> None:
         super().__init__(None, "row")
         self.path = Path()

@@ -1,0 +1,157 @@
+"""The state of a run: what is saved of it, and how another engine goes on with it.
+
+Everything is checked before anything is changed, so a state or a checkpoint that is refused leaves
+the engine as it was.
+
+Guarantee: what was spent before stays charged; with a ledger file, the file's charges count, and
+those for releases that a crash has lost are counted as lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vestige import checkpoint
+from vestige.errors import ConfigError, PrivacyError
+from vestige.run import Parts, Run
+
+_VERSION = 2
+_COUNTS = ("released", "next_lot", "charges", "lost")
+_STATE = {"run", "plan", "ledger", *_COUNTS, "repeatable_noise", "memory", *Parts().saved()}
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    """Plan, ledger and position as plain JSON types, and tensors of past releases."""
+    return {
+        "memory": run.memory.state_dict() if run.memory else None,
+        **{k: part.state_dict() if part else None for k, part in run.parts.saved().items()},
+        "version": _VERSION,
+        "run": run.door.run,
+        "charges": run.door.charges,
+        "lost": run.door.lost,
+        "plan": run.plan.as_dict(),
+        "ledger": run.door.ledger.state_dict(),
+        "released": run.door.steps,
+        "next_lot": run.lots.next_lot,
+        "repeatable_noise": run.repeatable,
+    }
+
+
+def load_state(run: Run, state: Mapping[str, Any]) -> None:
+    """Go on where `state` was taken."""
+    _check_state(state, run)
+    if run.memory:
+        run.memory.check_state(state["memory"], state["released"])
+    parts = [(part, state[name]) for name, part in run.parts.saved().items() if part]
+    for part, saved in parts:
+        part.check_state(saved)
+    run.door.ledger.load_state_dict(state["ledger"])  # refuses before it changes anything
+    if run.memory:
+        run.memory.load_state_dict(state["memory"])
+    for part, saved in parts:
+        part.load_state_dict(saved)
+    run.door.steps, run.lots.next_lot = state["released"], state["next_lot"]
+    run.coming_lot = state["next_lot"]
+    _continue_ledger(run, state)
+    if run.door.correlation:
+        repeatable = run.repeatable and bool(state["repeatable_noise"])
+        run.door.correlation.continue_from(state["next_lot"], repeatable)
+    run.repeatable = run.repeatable or bool(state["repeatable_noise"])
+
+
+def save(
+    path: Path,
+    run: Run,
+    facts: Mapping[str, Any],
+    noise_seed: int | None,
+    others: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint of the run; `facts` are the public ones about its data."""
+    if run.in_lot:
+        raise PrivacyError(
+            "save_checkpoint was called in the middle of a lot: save after optimizer.step(), "
+            "or call engine.abandon_lot() first."
+        )
+    if run.door.ledger.file:
+        run.door.ledger.file.settle()
+    state = {
+        "engine": state_of(run),
+        "model": run.capture.module.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "optimizer_class": type(run.optimizer).__name__,
+        "data": dict(facts),
+        "others": {k: v.state_dict() if _has_state(v) else v for k, v in others.items()},
+    }
+    checkpoint.write(path, state, {**checkpoint.generators(), "noise_seed": noise_seed})
+
+
+def load(
+    path: Path, run: Run, facts: Mapping[str, Any], others: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Go on from a checkpoint; returns its plain values that nobody in `others` has taken."""
+    state, secret = checkpoint.read(path)
+    checkpoint.check_model(state["model"], run.capture.module)
+    checkpoint.check_optimizer(state["optimizer"], state["optimizer_class"], run.optimizer)
+    checkpoint.check_data(state["data"], facts)
+    missing = sorted(set(others) - set(state["others"]))
+    if missing:
+        raise ConfigError(f"the checkpoint holds nothing under {', '.join(missing)}.")
+    load_state(run, state["engine"])
+    run.capture.module.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    for name, thing in others.items():
+        thing.load_state_dict(state["others"][name])
+    if secret:
+        checkpoint.restore_generators(secret)
+    return {k: v for k, v in state["others"].items() if k not in others}
+
+
+def _continue_ledger(run: Run, state: Mapping[str, Any]) -> None:
+    """Take the saved run's name on the ledger, with everything that it is charged there."""
+    door, file = run.door, run.door.ledger.file
+    door.run = state["run"]
+    door.charges, door.lost = state["charges"], state["lost"]
+    if file:
+        own, _ = door.ledger.in_file(door.run)
+        door.charges = sum(event.count for event in own)
+        door.lost += max(0, door.charges - state["charges"])
+        file.run = door.run
+
+
+def _has_state(thing: Any) -> bool:
+    return callable(getattr(thing, "state_dict", None))
+
+
+def _check_state(state: Mapping[str, Any], run: Run) -> None:
+    """Refuse a saved state that this run cannot continue from."""
+    if run.in_lot:
+        raise PrivacyError(
+            "a state was loaded in the middle of a lot: finish the lot or call "
+            "engine.abandon_lot() first."
+        )
+    if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+        version = state.get("version") if isinstance(state, Mapping) else None
+        raise ConfigError(f"engine state has version {version!r}; this Vestige reads {_VERSION}.")
+    missing = _STATE - set(state)
+    if missing:
+        raise ConfigError(
+            f"the engine state lacks {', '.join(sorted(missing))}: it was not written by "
+            "state_dict, or was damaged."
+        )
+    for name in _COUNTS:
+        if type(state[name]) is not int or state[name] < 0:
+            raise ConfigError(
+                f"the engine state has {name}={state[name]!r}, which is no count: it was damaged."
+            )
+    if not isinstance(state["plan"], Mapping) or not isinstance(state["run"], str):
+        raise ConfigError("the engine state's plan or run is no such thing: it was damaged.")
+    ours, theirs = run.plan.as_dict(), dict(state["plan"])
+    different = [k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k)]
+    if different:
+        details = "; ".join(f"{k}: {theirs.get(k)} -> {ours.get(k)}" for k in sorted(different))
+        raise PrivacyError(
+            f"the saved run was made with other settings ({details}): call make_private with "
+            "the same ones, or start a new run."
+        )
