@@ -1116,7 +1116,7 @@ def test_loading_is_refused_where_it_would_forget_or_mix():
     engine, model, optimizer, loader = private()
     epoch(model, optimizer, loader)
     state = engine.state_dict()
-    with pytest.raises(PrivacyError, match="forget"):
+    with pytest.raises(PrivacyError, match="would forget them"):
         engine.load_state_dict(state)
     other, *_ = private(max_grad_norm=2.0)
     with pytest.raises(PrivacyError, match=r"other settings.*bounds"):
@@ -1146,8 +1146,8 @@ def test_the_state_holds_public_numbers_only():
     text = json.dumps(engine.state_dict())
     assert "987654321" not in text
     assert set(engine.state_dict()) == {
-        "version", "run", "plan", "ledger", "released", "next_lot", "charges", "lost",
-        "repeatable_noise", "memory",
+        "version", "run", "plan", "ledger", "own", "released", "next_lot", "lost",
+        "repeatable_noise", "ledger_file", "memory",
         "filter", "ascent", "averaging", "geometry", "importance", "clip", "rate",
     }  # fmt: skip
 

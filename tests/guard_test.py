@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.small_runs import LOT, N, private, run
+from tests.small_runs import LOT, N, closure_of, private, run
 from vestige import BudgetExhausted, ConfigError, PrivacyEngine, accounting
 from vestige.composition import filter_share
 from vestige.guard import _last
@@ -183,3 +183,69 @@ def test_a_target_and_a_budget_share_their_delta():
     )
     guard = engine._run.guard
     assert (guard.max_epsilon, guard.delta) == (2.0, DELTA)
+
+
+def test_lots_that_other_engines_have_in_hand_count():
+    ledger = Ledger()
+    made = [
+        private(
+            "dp-sgd", engine_options={"ledger": ledger}, noise_multiplier=2.0, max_epsilon=5.0,
+            delta=DELTA,
+        )
+        for _ in range(6)
+    ]  # fmt: skip
+    with pytest.raises(BudgetExhausted):
+        for _ in range(50):
+            drawn = [(one, next(iter(one[3]))) for one in made]
+            for (_, model, optimizer, _), (x, y) in drawn:
+                optimizer.step(closure_of(model, optimizer, x, y))
+    for one in made:
+        one[0].abandon_lot()
+    assert accounting.epsilon(ledger.merged(), DELTA, "rdp") <= 5.0
+
+
+def test_a_ledger_with_the_charges_of_another_run_is_a_filter():
+    first = private("dp-sgd")
+    run(*first, steps=3)
+    ledger = Ledger()
+    ledger.load_state_dict(first[0].ledger.state_dict())
+    second = private("dp-sgd", engine_options={"ledger": ledger}, max_epsilon=20, delta=DELTA)
+    assert second[0]._run.guard.filters
+    alone = private("dp-sgd", max_epsilon=20, delta=DELTA)
+    alone[0].load_state_dict(first[0].state_dict())
+    assert not alone[0]._run.guard.filters
+
+
+def test_a_lot_given_up_under_a_schedule_is_a_filter():
+    noise = [2.0 + t / 10 for t in range(20)]
+    engine, _, _, loader = private(
+        "dp-sgd", noise_multiplier=noise, steps=20, max_epsilon=20, delta=DELTA
+    )
+    next(iter(loader))
+    assert not engine._run.guard.filters
+    engine.abandon_lot()
+    assert engine._run.guard.filters
+
+
+def test_the_reported_epsilon_of_a_filter_stays_within_the_budget():
+    ledger = Ledger()
+    for accountant in ("rdp_classic", "pld"):
+        options = {"accountant": accountant, "engine_options": {"ledger": ledger}}
+        made = private("dp-sgd", noise_multiplier=2.0, max_epsilon=6.0, delta=DELTA, **options)
+        made[0].ledger.engines = 2
+        steps_until_stopped(*made)
+        assert made[0].get_epsilon(DELTA) <= 6.0
+
+
+@pytest.mark.parametrize("method", ["geodp", "dp-adam-ac"])
+def test_what_has_no_guarantee_has_no_budget(method):
+    with pytest.raises(ConfigError, match="has no guarantee"):
+        private(method, max_epsilon=3.0, delta=DELTA)
+    with pytest.raises(ConfigError, match="has no guarantee"):
+        private("dp-sgd", noise_multiplier=0.0, max_epsilon=3.0, delta=DELTA)
+
+
+def test_a_filter_over_many_different_events_is_quick_and_above_the_exact_one():
+    events = [Event(0.01, 1 + t / 1000) for t in range(1500)]
+    exact = sum(filter_share([e], 8.0, DELTA) for e in events[50::100]) * 100
+    assert filter_share(events, 8.0, DELTA) >= 0.99 * exact

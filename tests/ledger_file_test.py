@@ -8,31 +8,41 @@ from collections import Counter
 
 import pytest
 
-from vestige import ConfigError, PrivacyError, StorageError
+from vestige import ConfigError, PrivacyError, StorageError, ledger_file
 from vestige.ledger import Event, Ledger
 from vestige.ledger_file import LedgerFile, merge_files, read
 
 
-def opened(path, block=4, run="one", data="digits", **options):
-    file = LedgerFile(path, block, **options)
-    file.run, file.about = run, {"data": data}
-    return file
+def opened(path, block=4, run="one", data="digits", forecast=None):
+    """An account on the ledger file at `path`."""
+    return LedgerFile(path).account(run, {"data": data}, block, forecast)
+
+
+def on(path, **options):
+    """A ledger with a file, and a function that charges it."""
+    account = opened(path, **options)
+    ledger = Ledger(account.file)
+    return ledger, lambda rate, noise: ledger.charge(rate, noise, account)
 
 
 def counts(events):
     return {(e.sample_rate, e.noise_multiplier): e.count for e in events}
 
 
-def crash(file):
+def end(account):
+    account.file.close()
+
+
+def crash(account):
     """What a killed process leaves: nothing is given back."""
-    os.close(file._file)
-    file._closed = True
+    os.close(account.file._file)
+    account.file._closed = True
 
 
 def test_a_charge_is_on_the_disk_before_it_counts(tmp_path):
-    ledger = Ledger(opened(tmp_path / "l"))
+    ledger, charge = on(tmp_path / "l")
     for step in range(1, 12):
-        ledger.charge(0.1, 1.5)
+        charge(0.1, 1.5)
         assert read(tmp_path / "l").events[0].count >= step
         assert ledger.steps == step
 
@@ -52,7 +62,7 @@ def test_every_reserve_is_synced_before_the_charge_returns(tmp_path, monkeypatch
 
 
 def test_a_clean_end_gives_back_and_a_crash_does_not(tmp_path):
-    for ending, charged in ((LedgerFile.close, 5), (crash, 8)):
+    for ending, charged in ((end, 5), (crash, 8)):
         path = tmp_path / ending.__name__
         file = opened(path)
         file.forecast = lambda n: [Event(0.1, 1.5, n)]
@@ -80,7 +90,7 @@ def test_what_is_left_of_a_block_is_given_back_when_another_event_comes(tmp_path
     file.cover(Event(0.1, 1.5))
     file.cover(Event(0.2, 1.5))
     file.cover(Event(0.1, 1.5))
-    file.close()
+    end(file)
     assert counts(read(tmp_path / "l").events) == {(0.1, 1.5): 2, (0.2, 1.5): 1}
 
 
@@ -104,7 +114,7 @@ def test_whenever_the_file_is_cut_it_covers_what_was_drawn(tmp_path, seed):
         # A crash here, or in the middle of whatever is written next.
         (tmp_path / "copy").write_bytes(path.read_bytes() + b'{"kind": "res')
         assert Counter(counts(read(tmp_path / "copy").events)) >= drawn
-    file.close()
+    end(file)
     assert Counter(counts(read(path).events)) == drawn
 
 
@@ -116,9 +126,9 @@ def test_a_torn_last_line_is_dropped_and_the_next_run_goes_on(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"kind": "reserve", "run": "on')
     again = opened(path, block=1)
-    assert counts(again.content.events) == {(0.1, 1.5): 1}
+    assert counts(again.file.content.events) == {(0.1, 1.5): 1}
     again.cover(Event(0.1, 1.5))
-    again.close()
+    end(again)
     assert path.read_bytes().startswith(whole)
     assert counts(read(path).events) == {(0.1, 1.5): 2}
     assert read(path).runs["one"].openings == 2
@@ -129,7 +139,7 @@ def test_a_changed_removed_or_moved_line_is_found(tmp_path):
     file = opened(path, block=1)
     for noise in (1.5, 2.5, 3.5):
         file.cover(Event(0.1, noise))
-    file.close()
+    end(file)
     lines = path.read_bytes().splitlines(keepends=True)
     changed = json.loads(lines[1])
     changed["events"][0][1] = 99.0
@@ -150,8 +160,8 @@ def test_a_changed_removed_or_moved_line_is_found(tmp_path):
 
 def test_a_full_disk_stops_the_charge_and_leaves_whole_lines(tmp_path, monkeypatch):
     path = tmp_path / "l"
-    ledger = Ledger(opened(path, block=1))
-    ledger.charge(0.1, 1.5)
+    ledger, charge = on(path, block=1)
+    charge(0.1, 1.5)
     before = path.read_bytes()
     write = os.write
 
@@ -161,11 +171,11 @@ def test_a_full_disk_stops_the_charge_and_leaves_whole_lines(tmp_path, monkeypat
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(StorageError, match=r"cannot be written \(No space left on device\)"):
-        ledger.charge(0.1, 1.5)
+        charge(0.1, 1.5)
     assert ledger.steps == 1
     assert path.read_bytes() == before
     monkeypatch.undo()
-    ledger.charge(0.1, 1.5)
+    charge(0.1, 1.5)
     assert counts(read(path).events) == {(0.1, 1.5): 2}
 
 
@@ -173,14 +183,14 @@ def test_two_processes_cannot_have_one_ledger(tmp_path):
     file = opened(tmp_path / "l")
     with pytest.raises(ConfigError, match="is in use by another run"):
         LedgerFile(tmp_path / "l")
-    file.close()
+    end(file)
     LedgerFile(tmp_path / "l").close()
     with pytest.raises(PrivacyError, match="was closed"):
         file.cover(Event(0.1, 1.5))
 
 
 def test_a_ledger_that_cannot_be_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be opened"):
+    with pytest.raises(ConfigError, match="is not there"):
         LedgerFile(tmp_path / "none" / "l")
     with pytest.raises(ConfigError, match="cannot be read"):
         read(tmp_path / "none")
@@ -194,25 +204,13 @@ def test_runs_on_one_ledger_compose(tmp_path):
     for run, noise in (("one", 1.5), ("two", 1.5), ("two", 2.5)):
         file = opened(path, run=run)
         file.cover(Event(0.1, noise))
-        file.close()
+        end(file)
     ledger = Ledger(LedgerFile(path))
     assert counts(ledger.merged()) == {(0.1, 1.5): 2, (0.1, 2.5): 1}
-    own, others = ledger.in_file("two")
-    assert counts(own) == {(0.1, 1.5): 1, (0.1, 2.5): 1}
-    assert counts(others) == {(0.1, 1.5): 1}
-
-
-def test_a_state_that_knows_of_more_than_the_file_is_refused(tmp_path):
-    ledger = Ledger(opened(tmp_path / "l"))
-    ledger.charge(0.1, 1.5)
-    known = ledger.state_dict()
-    ledger.load_state_dict(known)  # the file knows as much
-    assert ledger.steps == 1
-    more = Ledger()
-    for _ in range(3):
-        more.charge(0.1, 1.5)
-    with pytest.raises(PrivacyError, match="lacks 2 releases"):
-        ledger.load_state_dict(more.state_dict())
+    assert counts(ledger.file.content.runs["two"].events) == {(0.1, 1.5): 1, (0.1, 2.5): 1}
+    with pytest.raises(PrivacyError, match="by a run that is on it"):
+        ledger.charge(0.1, 1.5)
+    ledger.file.close()
 
 
 def test_merging_adds_runs_up_and_counts_what_copies_share_once(tmp_path):
@@ -227,10 +225,10 @@ def test_merging_adds_runs_up_and_counts_what_copies_share_once(tmp_path):
         file = opened(path, block=1)
         for _ in range(more):
             file.cover(Event(0.1, 1.5))
-        file.close()
+        end(file)
     other = opened(tmp_path / "b", run="two", block=1)
     other.cover(Event(0.2, 1.0))
-    other.close()
+    end(other)
     merged = merge_files([first, copy, tmp_path / "b"], tmp_path / "all")
     assert counts(merged.events) == {(0.1, 1.5): 3 + 2 + 5, (0.2, 1.0): 1}
     assert read(tmp_path / "all").events == merged.events
@@ -245,7 +243,7 @@ def test_merging_an_open_block_and_its_settled_copy_keeps_the_larger(tmp_path):
     file.forecast = lambda n: [Event(0.1, 1.5, n)]
     file.cover(Event(0.1, 1.5))
     copy.write_bytes(path.read_bytes())  # all eight are charged here
-    file.close()  # and one here
+    end(file)  # and one here
     assert counts(merge_files([path, copy], tmp_path / "all").events) == {(0.1, 1.5): 8}
 
 
@@ -253,7 +251,7 @@ def test_merging_refuses_other_data_and_never_overwrites(tmp_path):
     for name, data in (("a", "digits"), ("b", "mnist")):
         file = opened(tmp_path / name, run=name, data=data)
         file.cover(Event(0.1, 1.5))
-        file.close()
+        end(file)
     with pytest.raises(ConfigError, match=r'different data.*"digits"; "mnist"'):
         merge_files([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
     assert not (tmp_path / "all").exists()
@@ -267,14 +265,108 @@ def test_digests_are_kept_and_found_again(tmp_path):
     file = opened(tmp_path / "l")
     file.note("release 0 of one", "abc")
     crash(file)
-    again = LedgerFile(tmp_path / "l")
+    again = opened(tmp_path / "l")
     assert again.digest("release 0 of one") == "abc"
     assert again.digest("release 1 of one") is None
-    again.close()
+    end(again)
 
 
 def test_infinite_noise_survives_the_file(tmp_path):
     file = opened(tmp_path / "l")
     file.cover(Event(0.1, float("inf")))
-    file.close()
+    end(file)
     assert counts(read(tmp_path / "l").events) == {(0.1, float("inf")): 1}
+
+
+@pytest.mark.parametrize("doing", ["reserve", "settle"])
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+def test_ctrl_c_in_a_write_neither_damages_nor_forgets(tmp_path, monkeypatch, doing, when):
+    path = tmp_path / "l"
+    account = opened(path, block=10, forecast=lambda n: [Event(0.1, 1.5, n)])
+    drawn = 0
+    for _ in range(3 if doing == "settle" else 10):
+        account.cover(Event(0.1, 1.5))
+        drawn += 1
+    write, fsync = os.write, os.fsync
+
+    def torn(file, content):
+        if when == "half":
+            write(file, bytes(content)[:20])
+        if when != "after":
+            raise KeyboardInterrupt
+        return write(file, content)
+
+    def late(file):
+        fsync(file)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "write", torn)
+    if when == "after":
+        monkeypatch.setattr(os, "fsync", late)
+    with pytest.raises(KeyboardInterrupt):
+        account.settle() if doing == "settle" else account.cover(Event(0.1, 1.5))
+    monkeypatch.undo()
+    for _ in range(15):
+        account.cover(Event(0.1, 1.5))
+        drawn += 1
+        assert counts(read(path).events)[0.1, 1.5] >= drawn
+    end(account)
+    assert counts(read(path).events)[0.1, 1.5] >= drawn
+    assert counts(opened(path).file.content.events)[0.1, 1.5] >= drawn
+
+
+def test_an_interrupt_between_the_write_and_the_memory_of_it(tmp_path, monkeypatch):
+    path = tmp_path / "l"
+    account = opened(path, block=10, forecast=lambda n: [Event(0.1, 1.5, n)])
+    for _ in range(3):
+        account.cover(Event(0.1, 1.5))
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ledger_file, "_take", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        account.settle()
+    monkeypatch.undo()
+    for _ in range(5):
+        account.cover(Event(0.1, 1.5))
+    end(account)
+    assert counts(read(path).events) == {(0.1, 1.5): 8}
+
+
+def test_a_forked_process_cannot_give_back_what_its_parent_reserved(tmp_path):
+    account = opened(tmp_path / "l", block=10, forecast=lambda n: [Event(0.1, 1.5, n)])
+    account.cover(Event(0.1, 1.5))
+    before = (tmp_path / "l").read_bytes()
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for act in (account.settle, lambda: account.cover(Event(0.1, 1.5))):
+            try:
+                act()
+            except PrivacyError:
+                refused += 1
+        account.file.close()
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert (tmp_path / "l").read_bytes() == before
+
+
+def test_two_runs_of_one_process_have_accounts_of_their_own(tmp_path):
+    file = LedgerFile(tmp_path / "l")
+    one, two = file.account("one", block=4), file.account("two", block=4)
+    for _ in range(3):
+        one.cover(Event(0.1, 1.5))
+        two.cover(Event(0.2, 1.5))
+    one.settle()
+    two.cover(Event(0.2, 1.5))
+    file.close()
+    runs = read(tmp_path / "l").runs
+    assert counts(runs["one"].events) == {(0.1, 1.5): 3}
+    assert counts(runs["two"].events) == {(0.2, 1.5): 4}
+
+
+def test_a_ledger_that_must_be_there_is_not_made(tmp_path):
+    with pytest.raises(ConfigError, match="is not there: put the run's own back"):
+        LedgerFile(tmp_path / "l", create=False)
+    assert not (tmp_path / "l").exists()

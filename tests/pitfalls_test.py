@@ -75,7 +75,7 @@ def test_pitfall_03_every_public_number_is_the_same_on_neighbours():
         runs.append(
             (
                 engine.plan,
-                engine.state_dict(),
+                engine.state_dict() | {"run": ""},  # a name drawn at random
                 engine.ledger.events,
                 engine.released,
                 engine.get_epsilon(1e-5),
@@ -901,7 +901,7 @@ def test_pitfall_34_noise_comes_from_the_operating_system_and_not_from_torch(mon
         assert torch.equal(torch.get_rng_state(), state)
         runs.append(weights(model))
         assert engine.caveats()[0].startswith("the number of records")
-    assert asked == [32, 32]
+    assert asked == [8, 32, 8, 32]  # the name of the run, and the key of its lots and noise
     assert not torch.equal(*runs)
 
 

@@ -9,99 +9,36 @@ published as private and are not must fail this, and do.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
-from vestige import PrivacyEngine
+from tests.mutants import history_of_raw_sums
+from vestige import ConfigError
+from vestige.audit.recording import LOUD, Setting, Tape, neighbour, records, small_run
+from vestige.audit.replay import SPARSE, Pair, compare, examine, record, replay, same
 from vestige.clipping import Quantile
 from vestige.geometry import to_hyperspherical
 from vestige.geometry.published import angle_scale
-from vestige.history import History
-from vestige.methods import DPSAM, METHODS, Disk, Doppler, DPAdamAC, GeoDP, Kalman, resolve
-from vestige.release import Door
+from vestige.methods import (
+    DPFTRL,
+    DPSAM,
+    DPSGD,
+    METHODS,
+    Disk,
+    Doppler,
+    DPAdamAC,
+    GeoDP,
+    Kalman,
+    resolve,
+)
+from vestige.plan import ADJACENCY
 
 SIZE, STEPS, LOT = 30, 24, 6
 BETA, CLIP = 0.7, 0.5
-
-
-@dataclass
-class Recording:
-    """What a run showed, step by step."""
-
-    queries: list = field(default_factory=list)  # gain * sum + branch
-    gains: list = field(default_factory=list)
-    bounds: list = field(default_factory=list)
-    counts: list = field(default_factory=list)  # of quantile clipping, before their noise
-    norms: list = field(default_factory=list)  # of importance sampling, before its noise
-    branches: list = field(default_factory=list)
-    released: list = field(default_factory=list)  # everything that came out of the door
-    scales: list = field(default_factory=list)  # bounds and standard deviations
-    weights: list = field(default_factory=list)
-    told: list = field(default_factory=list)
-    segments: list = field(default_factory=list)
-
-
-class Tape:
-    """Patches the door: records what goes in and out, and plays earlier releases back."""
-
-    def __init__(self, frozen=None, leak=False):
-        self.seen, self.leak = Recording(), leak
-        self._frozen = None if frozen is None else iter(frozen)
-
-    def patch(self, monkeypatch):
-        seen, originals = self.seen, (Door.release, Door.first_look, Door.measure)
-        append = History.append
-
-        def note(door, clipped, gain, branch):
-            memory = None if branch is None else branch.values.clone()
-            seen.queries.append(gain * clipped._values + (0 if memory is None else memory))
-            seen.gains.append(gain)
-            seen.bounds.append(clipped.bounds)
-            seen.branches.append(memory)
-            seen.segments = door._segments
-            if clipped._counts is not None:
-                seen.counts.append(clipped._counts.clone())
-
-        def out_of(release):
-            if self._frozen is not None:
-                values, counts = next(self._frozen)
-                release.values.copy_(values)
-                release.counts = counts
-            seen.released.append((release.values.clone(), release.counts))
-            seen.scales.append((seen.bounds[-1], release.stds))
-            return release
-
-        def release(door, clipped, sample_rate, branch=None, gain=1.0, lot=None):
-            note(door, clipped, gain, branch)
-            return out_of(originals[0](door, clipped, sample_rate, branch, gain, lot))
-
-        def first_look(door, clipped, sample_rate, lot):
-            note(door, clipped, 1.0, None)
-            return out_of(originals[1](door, clipped, sample_rate, lot))
-
-        def measure(door, total, bound, multiplier, lot):
-            seen.norms.append(total)
-            noisy = originals[2](door, total, bound, multiplier, lot)
-            noisy = noisy if self._frozen is None else next(self._frozen)
-            seen.released.append(noisy)
-            return noisy
-
-        def leaking(history, release):
-            kept = release.values.clone()
-            release.values.copy_(seen.queries[-1])
-            append(history, release)
-            release.values.copy_(kept)
-
-        monkeypatch.setattr(Door, "release", release)
-        monkeypatch.setattr(Door, "first_look", first_look)
-        monkeypatch.setattr(Door, "measure", measure)
-        if self.leak:
-            monkeypatch.setattr(History, "append", leaking)
+SMALL = Setting(size=SIZE, lot=LOT, steps=STEPS, noise_multiplier=0.8, clip=CLIP)
 
 
 def small_settings(name):
@@ -117,75 +54,12 @@ def small_settings(name):
     return resolve(name, {key: value for key, value in wanted.items() if key in known})
 
 
-def record(monkeypatch, method, dataset, frozen=None, prefetch=0, leak=False, **options):
-    """Run `method` on `dataset`; with `frozen`, everything released is replaced by that.
-
-    `leak` breaks the history: it remembers the query without its noise.
-    """
-    tape = Tape(frozen, leak)
-    seen = tape.seen
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.LayerNorm(10), nn.Linear(10, 3))
-    engine = PrivacyEngine("rdp", noise_seed=9)
+def both(method, data=None, **options):
+    """The recordings of a run and of its replay."""
     chosen = small_settings(method) if isinstance(method, str) else method
-    declared = {} if chosen.name == "dp-ftrl" else {"dataset_size": SIZE}
-    model, optimizer, loader = engine.make_private(
-        module=model.double(),
-        optimizer=chosen.make_optimizer(model.parameters(), lr=0.1),
-        data_loader=DataLoader(dataset, batch_size=LOT, num_workers=prefetch),
-        method=chosen,
-        steps=STEPS,
-        **{"noise_multiplier": 0.8, "max_grad_norm": CLIP} | declared | options,
-    )
-    with monkeypatch.context() as patched:
-        tape.patch(patched)
-        while engine.released < STEPS:
-            for a, b, w in loader:
-
-                def closure(a=a, b=b, w=w):
-                    optimizer.zero_grad()
-                    engine.backward(w * F.cross_entropy(model(a), b, reduction="none"))
-
-                optimizer.step(closure)
-                seen.told.append(engine.diagnostics())
-                seen.weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-                if engine.released == STEPS:
-                    break
-    return seen, engine
-
-
-def neighbours(method=None, scale=50.0):
-    """A dataset and its neighbour: the last record, whose gradient is large, is left out, or has
-    weight zero where that is the adjacency."""
-    generator = torch.Generator().manual_seed(4)
-    x = torch.randn(SIZE, 6, generator=generator, dtype=torch.float64)
-    y = torch.randint(0, 3, (SIZE,), generator=generator)
-    weight = torch.ones(SIZE, dtype=torch.float64)
-    x[-1] *= scale
-    if method == "dp-ftrl":
-        silent = weight.clone()
-        silent[-1] = 0
-        return TensorDataset(x, y, weight), TensorDataset(x, y, silent)
-    return TensorDataset(x, y, weight), TensorDataset(x[:-1], y[:-1], weight[:-1])
-
-
-def same(a, b):
-    return (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
-
-
-def all_same(first, second):
-    return all(same(a, b) for a, b in zip(first, second, strict=True))
-
-
-def both(monkeypatch, method, data, **options):
-    first, engine = record(monkeypatch, method, data[0], **options)
-    second, _ = record(monkeypatch, method, data[1], frozen=first.released, **options)
-    return first, second, engine
-
-
-def moves(first, second):
-    return [a - b for a, b in zip(first.queries, second.queries, strict=True)]
+    setting = replace(SMALL, **options)
+    first = record(chosen, setting, data=data)
+    return Pair(first, record(chosen, setting, frozen=first.looks, data=data))
 
 
 PRIVATE = [name for name, method in METHODS.items() if method.private]
@@ -202,8 +76,8 @@ VARIANTS = [
     [
         *((name, {}) for name in PRIVATE),
         *((method, {}) for method in VARIANTS),
-        ("fo", {"prefetch": 1}),
-        ("sma", {"prefetch": 1}),
+        ("fo", {"workers": 1}),
+        ("sma", {"workers": 1}),
         ("dp-sgd", {"clipping": "quantile"}),
         ("fo", {"clipping": "quantile_per_layer"}),
         ("dp-sam", {"clipping": Quantile("per_layer", count_noise=2.0)}),
@@ -211,61 +85,97 @@ VARIANTS = [
     ],
     ids=str,
 )
-def test_everything_but_the_sum_depends_on_the_releases_alone(method, options, monkeypatch):
-    first, second, engine = both(monkeypatch, method, neighbours(method), **options)
-    assert all_same(first.branches, second.branches)
-    assert first.scales == second.scales
+def test_everything_but_the_sum_depends_on_the_releases_alone(method, options):
+    pair = both(method, **options)
+    first, second = pair.first, pair.second
+    assert len(first.looks) == len(second.looks)
+    for a, b in zip(first.looks, second.looks, strict=True):
+        assert (a.kind, a.lot, a.step, a.charges) == (b.kind, b.lot, b.step, b.charges)
+        assert same(a.branch, b.branch)
+        assert (a.bounds, a.stds) == (b.bounds, b.stds)
     assert first.told == second.told
-    assert all_same(first.weights, second.weights)
-    used = []
-    for move, gain, bounds in zip(moves(first, second), first.gains, first.bounds, strict=True):
-        joint = math.sqrt(sum(c * c for c in bounds))
-        assert float(move.norm()) <= gain * joint * (1 + 1e-6)
-        for segment, bound in zip(first.segments, bounds, strict=True):
-            assert float(move[segment].norm()) <= gain * bound * (1 + 1e-6)
-        used.append(float(move.norm()) / (gain * joint))
-    present = [share for share in used if share > 0]
-    assert 0 < len(present) < len(used)  # the record was in some lots and not in others
+    assert same(first.weights, second.weights)
+    assert same(first.gradients, second.gradients)
+    for a, b in pair.sums:
+        move, joint = a.query - b.query, math.sqrt(sum(c * c for c in a.bounds))
+        assert float(move.norm()) <= a.gain * joint * (1 + 1e-6)
+        for segment, bound in zip(first.segments, a.bounds, strict=True):
+            assert float(move[segment].norm()) <= a.gain * bound * (1 + 1e-6)
+        if a.counts is not None:
+            assert float((a.counts - b.counts).abs().max()) <= 0.5
+    present = [share for share in pair.used if share > 0]
+    assert 0 < len(present) < len(pair.used)  # the record was in some lots and not in others
     assert max(present) > 0.7  # and it nearly used its bound up
-    for a, b in zip(first.counts, second.counts, strict=True):
-        assert float((a - b).abs().max()) <= 0.5
-    for a, b in zip(first.norms, second.norms, strict=True):
-        assert 0 < a - b <= 1 + 1e-9
-    if engine.plan.beta < 1:
-        assert sum(b is not None and bool(b.any()) for b in first.branches) == STEPS - 1
+    for a, b in zip(first.measurements, second.measurements, strict=True):
+        assert 0 < float(a.total - b.total) <= 1 + 1e-9
+    counted = {look.counts is not None for look in first.sums if look.kind == "release"}
+    assert counted == {"clipping" in options or method == "dp-adam-ac-private"}
+    assert bool(first.measurements) == (method == "dp-is")
+    if any(look.gain < 1 for look in first.looks):
+        mixed = [look.branch is not None and bool(look.branch.any()) for look in first.looks]
+        assert sum(mixed) == STEPS - 1
+    assert compare(pair) == []  # the library says the same
+
+
+@pytest.mark.parametrize("method", [*PRIVATE, *VARIANTS], ids=str)
+def test_every_private_method_passes_the_replay_of_the_library(method):
+    assert [str(finding) for finding in replay(method)] == []
+
+
+def test_sparse_lots_are_empty_on_one_side_and_on_both():
+    report = examine("dp-sgd")
+    assert report.passed and report.check == "replay"
+    assert report.figures["sparse_lots"]["empty_on_one_side"] > 0
+    lots = record(DPSGD(), SPARSE).lots
+    assert any(not lot.records for lot in lots)
+    assert {lot.number for lot in lots} == set(range(SPARSE.steps))
 
 
 @pytest.mark.parametrize("name", ["fo", "sma", "uniform"])
 def test_a_memory_of_sums_without_noise_would_be_caught(name, monkeypatch):
     """The yardstick itself: a history that remembers the query instead of the release."""
-    first, second, _ = both(monkeypatch, name, neighbours(), leak=True)
-    assert not all_same(first.branches, second.branches)
-    assert first.told != second.told
+    history_of_raw_sums(monkeypatch)
+    pair = both(name)
+    branches = [(a.branch, b.branch) for a, b in pair.sums]
+    assert not all(same(a, b) for a, b in branches)
+    assert pair.first.told != pair.second.told
+    found = {finding.what: finding for finding in compare(pair)}
+    assert {"branch", "diagnostics", "saved state"} <= set(found)
+    assert found["branch"].figure > 0 == found["branch"].bound
+    assert "allowed is 0" in str(found["branch"])
 
 
-def test_adaptive_clipping_as_published_fails(monkeypatch):
+def test_adaptive_clipping_as_published_fails():
     """One record flips the percentile of the raw norms: noise scale and step size follow it."""
     method = DPAdamAC(clipped=0.2, window=8, lowest=1e-3, highest=1e3)
-    first, second, engine = both(monkeypatch, method, neighbours())
-    assert first.scales != second.scales
-    widest = max(a[0][0] / b[0][0] for a, b in zip(first.scales, second.scales, strict=True))
-    assert widest > 1.05  # the noise of a step says whether the record is there
-    assert engine.get_epsilon(1e-5) == math.inf
+    pair = both(method)
+    ratios = [a.bounds[0] / b.bounds[0] for a, b in pair.sums]
+    assert [look.stds for look in pair.first.looks] != [look.stds for look in pair.second.looks]
+    assert max(ratios) > 1.05  # the noise of a step says whether the record is there
+    assert {"clip bounds", "noise scales", "weights"} <= {f.what for f in replay(method)}
+    assert epsilon_of(method) == math.inf
 
 
-def test_geodp_as_published_fails(monkeypatch):
+def test_geodp_as_published_fails():
     """15.3 of the literature's mechanism: one record turns the last angle by pi, or nearly so,
     where its noise is made for 2 pi * bounding / lot."""
-    first, second, engine = both(monkeypatch, GeoDP(), adversarial())
-    claimed = angle_scale(first.queries[0].numel(), LOT, GeoDP().bounding)
+    pair = both(GeoDP(), data=adversarial())
+    claimed = angle_scale(pair.first.looks[0].query.numel(), LOT, GeoDP().bounding)
     turned = 0.0
-    for a, b in zip(first.queries, second.queries, strict=True):
-        angles = [to_hyperspherical(q[None].double())[1][0] for q in (a, b)]
+    for a, b in pair.sums:
+        angles = [to_hyperspherical(look.query[None].double())[1][0] for look in (a, b)]
         apart = (angles[0] - angles[1]).abs()
         apart[-1] = min(float(apart[-1]), 2 * math.pi - float(apart[-1]))
         turned = max(turned, float(apart.norm()))
     assert turned > 2 * claimed
-    assert engine.get_epsilon(1e-5) == math.inf
+    assert epsilon_of(GeoDP()) == math.inf
+
+
+def epsilon_of(method):
+    run = small_run(method, records(SMALL), SMALL, noise_seed=1)
+    with Tape(run.engine) as tape:
+        run.go(tape, 1)
+    return run.engine.get_epsilon(1e-5)
 
 
 def adversarial():
@@ -275,6 +185,61 @@ def adversarial():
     y = torch.zeros(SIZE, dtype=torch.int64)
     x[-1, 0] = 5.0
     y[-1] = 1
-    weight = torch.ones(SIZE, dtype=torch.float64)
-    whole = TensorDataset(x, y, weight)
-    return whole, TensorDataset(x[:-1], y[:-1], weight[:-1])
+    silent = torch.zeros(SIZE, dtype=torch.float64)
+    whole = TensorDataset(x, y, silent, torch.arange(SIZE))
+    return whole, neighbour(whole, GeoDP())
+
+
+def test_the_neighbour_is_the_one_that_the_adjacency_says():
+    data = records(SMALL)
+    x, y, silent, _ = data.tensors
+    assert len(data) == SIZE and float(x[-1].norm()) > LOUD  # about sqrt(6) times as much
+    fewer = neighbour(data, DPSGD())
+    assert len(fewer) == SIZE - 1 and torch.equal(fewer.tensors[0], x[:-1])
+    zeroed = neighbour(data, DPFTRL())
+    assert torch.equal(zeroed.tensors[0], x) and torch.equal(zeroed.tensors[1], y)
+    assert zeroed.tensors[2].nonzero().tolist() == [[SIZE - 1]] and not silent.any()
+
+    class Strange(DPSGD):
+        adjacency = "swap two records"
+
+    assert DPSGD.adjacency == ADJACENCY
+    with pytest.raises(ConfigError, match="swap two records"):
+        replay(Strange())
+
+
+def test_the_tape_leaves_nothing_behind():
+    run = small_run(DPSGD(), records(SMALL), SMALL, noise_seed=1)
+    door = run.engine._run.door
+    before = dict(door.__dict__), dict(door._randomness.__dict__)
+    with Tape(run.engine) as tape:
+        assert "release" in door.__dict__
+        run.go(tape, 2)
+    assert door.__dict__.keys() - before[0].keys() == set()
+    assert door._randomness.__dict__.keys() == before[1].keys()
+    assert len(tape.seen.looks) == 2
+    run.go(tape, 1)
+    assert len(tape.seen.looks) == 2  # not recorded any more
+
+
+def test_a_run_that_stops_on_the_neighbour_alone_is_a_finding(monkeypatch):
+    from vestige.run import Run
+
+    original = Run._apply
+
+    def short(self, release):
+        if self.lots.size < self.plan.dataset_size:
+            raise RuntimeError("there is a record less")
+        original(self, release)
+
+    monkeypatch.setattr(Run, "_apply", short)
+    (finding,) = replay("dp-sgd")
+    assert finding.what == "error on one side" and "there is a record less" in str(finding)
+
+
+def test_same_is_bit_for_bit():
+    one = torch.tensor([1.0, math.nan])
+    assert same(one, one.clone()) and not same(one, torch.tensor([1.0, 2.0]))
+    assert not same(torch.zeros(2), torch.zeros(3)) and not same(None, torch.zeros(1))
+    assert same({"a": [1, math.nan, None]}, {"a": [1, math.nan, None]})
+    assert not same({"a": 1}, {"b": 1}) and not same([1.0], [1.0, 2.0]) and not same(1, 1.0)

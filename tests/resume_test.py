@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,15 @@ import torch
 from tests.program import plain, run, run_json
 from tests.small_runs import private
 from tests.small_runs import run as steps_of
-from vestige import ConfigError, PrivacyError, StorageError, accounting, checkpoint, training
+from vestige import (
+    ConfigError,
+    PrivacyEngine,
+    PrivacyError,
+    StorageError,
+    accounting,
+    checkpoint,
+    training,
+)
 from vestige.ledger_file import read
 from vestige.randomness import Randomness
 from vestige.release import Door
@@ -380,8 +389,11 @@ def test_the_command_line_says_so_in_one_line(tmp_path, monkeypatch):
         (lambda f: (f / "checkpoint.pt").write_bytes(b"abc"), "is no checkpoint"),
         (lambda f: _flip(f / "checkpoint.pt", 5000), "is damaged: its hash is"),
         (lambda f: _flip(f / "ledger.jsonl", 300), "line .* of the ledger .* is damaged"),
-        (lambda f: _cut_lines(f / "ledger.jsonl", 4), "lacks .* releases that the saved state"),
-        (lambda f: (f / "ledger.jsonl").unlink(), "lacks 9 releases"),
+        (
+            lambda f: _cut_lines(f / "ledger.jsonl", 4),
+            "lacks .* releases of run .* the saved state",
+        ),
+        (lambda f: (f / "ledger.jsonl").unlink(), "is not there: put the run's own back"),
         (lambda f: (f / "result.json").write_text("{"), "result.json' is damaged"),
     ],
     ids=["gone", "no checkpoint", "flipped", "ledger", "cut ledger", "no ledger", "result"],
@@ -512,3 +524,215 @@ def test_ledger_commands_explain_themselves(tmp_path):
     ):
         shown = run(wrong)
         assert (shown.exit_code, says in shown.stderr) == (2, True), (wrong, shown.stderr)
+
+
+# -- what a reviewer found -------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_not_loaded_into_a_run_that_goes_on(tmp_path):
+    """Going back under the same key would put the same noise over other sums."""
+    for options in ({}, {"engine_options": {"ledger": tmp_path / "l", "noise_seed": None}}):
+        engine, *rest = private("dp-sgd", **options)
+        engine.save_checkpoint(tmp_path / "c")
+        steps_of(engine, *rest, steps=3)
+        with pytest.raises(PrivacyError, match="has drawn lots"):
+            engine.load_checkpoint(tmp_path / "c")
+        fresh = private("dp-sgd")
+        next(iter(fresh[3]))
+        fresh[0].abandon_lot()
+        with pytest.raises(PrivacyError, match="has drawn lots"):
+            fresh[0].load_state_dict(private("dp-sgd")[0].state_dict())
+
+
+def test_the_spending_of_others_does_not_stand_in_for_ones_own(tmp_path):
+    first = private("dp-sgd", engine_options={"ledger": tmp_path / "a"})
+    steps_of(*first, steps=5)
+    first[0].save_checkpoint(tmp_path / "c")
+    first[0].detach()
+    other = private("dp-sgd", engine_options={"ledger": tmp_path / "b"})
+    steps_of(*other, steps=9)
+    other[0].detach()
+    resumed = private("dp-sgd", engine_options={"ledger": tmp_path / "b"})
+    with pytest.raises(PrivacyError, match="lacks 5 releases"):
+        resumed[0].load_checkpoint(tmp_path / "c")
+    assert resumed[0].released == 0
+
+
+def test_a_run_with_a_ledger_file_does_not_go_on_without(tmp_path):
+    first = private("dp-sgd", engine_options={"ledger": tmp_path / "a"})
+    steps_of(*first, steps=2)
+    first[0].save_checkpoint(tmp_path / "c")
+    with pytest.raises(PrivacyError, match="ledger in a file"):
+        private("dp-sgd")[0].load_checkpoint(tmp_path / "c")
+
+
+def test_a_ledger_is_not_made_anew_by_a_resume(tmp_path, monkeypatch):
+    """Also where nothing was charged yet when the checkpoint was made."""
+    (tmp_path / "sub").mkdir()
+    cut_off(tmp_path / "cut", 2, monkeypatch, checkpoint_every=100, ledger=Path("shared.jsonl"))
+    monkeypatch.chdir(tmp_path / "sub")
+    result = training.resume(tmp_path / "cut")
+    assert sum(e.count for e in read(tmp_path / "shared.jsonl").events) == STEPS
+    assert result["epsilon"] > 0
+    assert not (tmp_path / "sub" / "shared.jsonl").exists()
+    monkeypatch.chdir(tmp_path)
+    cut_off(tmp_path / "again", 2, monkeypatch, checkpoint_every=100)
+    (tmp_path / "again" / "ledger.jsonl").write_bytes(b"")
+    with pytest.raises(PrivacyError, match="lacks 0 releases of run"):
+        training.resume(tmp_path / "again")
+
+
+def test_engines_that_share_a_ledger_have_names_of_their_own(tmp_path):
+    first = private("dp-sgd", engine_options={"ledger": tmp_path / "l"})
+    shared = {"engine_options": {"ledger": first[0].ledger}}
+    second = private("dp-sgd", noise_multiplier=2.0, **shared)
+    steps_of(*first, steps=3)
+    steps_of(*second, steps=5)
+    assert (first[0].charged, first[0].earlier) == (3, 5)
+    assert (second[0].charged, second[0].earlier) == (5, 3)
+    first[0].save_checkpoint(tmp_path / "c")
+    first[0].close()
+    spent = {r.about["steps"]: r.events for r in read(tmp_path / "l").runs.values()}
+    assert len(read(tmp_path / "l").runs) == 2
+    assert sum(e.count for e in read(tmp_path / "l").events) == 8, spent
+    third = private("dp-sgd", engine_options={"ledger": tmp_path / "l"})
+    third[0].load_checkpoint(tmp_path / "c")
+    assert (third[0].charged, third[0].earlier, third[0].lost) == (3, 5, 0)
+
+
+def test_a_refused_data_set_stays_refused(tmp_path):
+    first = private("dp-sgd", engine_options={"ledger": tmp_path / "l"}, data_name="a")
+    steps_of(*first, steps=1)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="different data"):
+            private("dp-sgd", engine_options={"ledger": first[0].ledger}, data_name="b")
+
+
+def test_a_ledger_that_was_charged_meanwhile_is_noticed(tmp_path):
+    ledger = tmp_path / "l"
+    prepared = training.prepare(config(tmp_path / "b", epsilon=3.0, noise_multiplier=None,
+                                       ledger=ledger))  # fmt: skip
+    training.train(config(tmp_path / "a", ledger=ledger))
+    with pytest.raises(ConfigError, match="charged by another run while"):
+        prepared.run(lambda _: None)
+    assert not (tmp_path / "b").exists()
+
+
+def test_secrets_belong_to_one_checkpoint(tmp_path):
+    engine, *_ = private("dp-sgd")
+    for name in ("ckpt", "ckpt.10", "ckpt.pt", "c[1].pt"):
+        for _ in range(2):
+            engine.save_checkpoint(tmp_path / name)
+    assert len(list(tmp_path.glob("*.secret"))) == 4
+    for name in ("ckpt", "ckpt.10", "ckpt.pt", "c[1].pt"):
+        assert checkpoint.read(tmp_path / name)[1] is not None
+
+
+def test_what_cannot_be_read_back_is_not_saved(tmp_path):
+    def with_numpy(parameters):
+        return torch.optim.SGD(parameters, lr=np.float64(0.05))
+
+    engine, *_ = private("dp-sgd", optimizer=with_numpy)
+    engine.save_checkpoint(tmp_path / "c", best=np.float64(0.5), scores=[np.int64(3)])
+    again, *_ = private("dp-sgd", optimizer=with_numpy)
+    assert again.load_checkpoint(tmp_path / "c") == {"best": 0.5, "scores": [3]}
+    with pytest.raises(ConfigError, match=r"checkpoint\['others'\]\['thing'\] is a object"):
+        engine.save_checkpoint(tmp_path / "d", thing=object())
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_finished_run_leaves_no_secret(tmp_path, monkeypatch):
+    """Whatever a crash has left of earlier ones."""
+    cut_off(tmp_path / "cut", 10, monkeypatch)
+    left = tmp_path / "cut" / ".checkpoint.pt.0123456789ab.secret.partial"
+    left.write_text("half")
+    training.resume(tmp_path / "cut")
+    assert not [p for p in (tmp_path / "cut").iterdir() if "secret" in p.name]
+    left.write_text("half")
+    (tmp_path / "cut" / "checkpoint.pt").write_text("left by a kill")
+    training.resume(tmp_path / "cut")
+    assert not [p for p in (tmp_path / "cut").iterdir() if "checkpoint" in p.name]
+
+
+def test_a_replay_does_not_count_against_the_budget(tmp_path, monkeypatch):
+    whole = training.train(config(tmp_path / "whole", steps=40, max_epsilon=6.0))
+    cut_off(tmp_path / "cut", whole["steps"] - 1, monkeypatch, steps=40, max_epsilon=6.0)
+    result = training.resume(tmp_path / "cut")
+    assert result["budget_spent"]
+    assert result["steps"] == whole["steps"]
+    assert torch.equal(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+
+
+def test_dropout_goes_on_in_the_middle_of_an_epoch_of_any_data_set(tmp_path):
+    from torch import nn
+    from torch.utils.data import DataLoader, Dataset
+
+    class Own(Dataset):
+        def __len__(self):
+            return 24
+
+        def __getitem__(self, index):
+            return torch.full((5,), index / 24).double(), index % 3
+
+    def start():
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = PrivacyEngine("rdp", noise_seed=4)
+        return engine, *engine.make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=DataLoader(Own(), batch_size=6),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+
+    whole = start()
+    steps_of(*whole, steps=7)
+    first = start()
+    steps_of(*first, steps=2)
+    first[0].save_checkpoint(tmp_path / "c")
+    second = start()
+    second[0].load_checkpoint(tmp_path / "c")
+    steps_of(*second, steps=5)
+    for a, b in zip(whole[1].parameters(), second[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_resume_that_fails_lets_the_ledger_go(tmp_path, monkeypatch):
+    folder = cut_off(tmp_path / "cut", 10, monkeypatch)
+    shutil.copytree(folder, tmp_path / "copy")
+    _cut_lines(folder / "ledger.jsonl", 4)
+    with pytest.raises(PrivacyError, match="lacks"):
+        training.resume(folder)
+    shutil.copy(tmp_path / "copy" / "ledger.jsonl", folder / "ledger.jsonl")
+    assert training.resume(folder)["steps"] == STEPS
+
+
+def test_wrong_resumes_get_one_line(tmp_path, monkeypatch):
+    cut_off(tmp_path / "cut", 10, monkeypatch, noise_seed=None)
+    (tmp_path / "own").mkdir()
+    private("dp-sgd")[0].save_checkpoint(tmp_path / "own" / "checkpoint.pt")
+    for arguments, says in (
+        (("resume", str(tmp_path / "cut"), "--noise-seed", "3"), "not in test mode"),
+        (("resume", str(tmp_path / "own")), "by a loop of its own"),
+    ):
+        shown = run(*arguments)
+        assert (shown.exit_code, shown.stderr.count("\n")) == (2, 1)
+        assert says in shown.stderr
+    (secret,) = (tmp_path / "cut").glob("*.secret")
+    secret.write_text('{"torch": 5, "cuda": [], "noise_seed": null}')
+    assert training.resume(tmp_path / "cut")["steps"] == STEPS
+
+
+def test_a_killed_run_has_a_statement_of_all_that_it_was_charged(tmp_path, monkeypatch):
+    cut_off(tmp_path / "cut", 10, monkeypatch, noise_seed=None)
+    stated = run_json("statement", str(tmp_path / "cut"))
+    events = read(tmp_path / "cut" / "ledger.jsonl").events
+    assert stated["guarantee"]["epsilon"] == accounting.epsilon(events, 1e-5, "rdp")
+    assert stated["ledger"]["charged"] == 11
+    assert stated["ledger"]["over_reported"] == 2
+    training.resume(tmp_path / "cut")
+    after = run_json("statement", str(tmp_path / "cut"))
+    assert after["ledger"]["charged"] == 11 + (STEPS - 9)
+    assert after["ledger"]["over_reported"] == 2

@@ -227,6 +227,8 @@ def test_the_run_folder_holds_these_files_with_these_fields() -> None:
         "metrics.jsonl",
         "model.pt",
         "result.json",
+        "statement.json",
+        "statement.md",
     }
     assert read(result, "result.json") == result
     assert {key: type(value) for key, value in result.items()} == RESULT

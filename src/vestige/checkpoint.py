@@ -19,12 +19,15 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
@@ -38,7 +41,7 @@ _PARTS = {"engine", "model", "optimizer", "optimizer_class", "data", "others"}
 def write(path: Path, state: Mapping[str, Any], secret: Mapping[str, Any]) -> None:
     """Put a checkpoint and its secrets in place of the one that is there."""
     payload = io.BytesIO()
-    torch.save(dict(state), payload)
+    torch.save(_portable(state, "checkpoint"), payload)
     digest = hashlib.sha256(payload.getvalue()).hexdigest()
     beside = _secret_path(path, digest)
     try:
@@ -53,6 +56,25 @@ def write(path: Path, state: Mapping[str, Any], secret: Mapping[str, Any]) -> No
     for old in _secrets_of(path):
         if old != beside:
             old.unlink(missing_ok=True)
+
+
+def _portable(value: Any, name: str) -> Any:
+    """`value` out of what weights_only=True reads back; ConfigError for anything else."""
+    if value is None or isinstance(value, Tensor | str | bytes | torch.dtype | torch.device):
+        return value
+    if type(value) in (bool, int, float, complex):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        kept = {key: _portable(item, f"{name}[{key!r}]") for key, item in value.items()}
+        return Counter(kept) if isinstance(value, Counter) else kept
+    if isinstance(value, list | tuple | set) and not hasattr(value, "_fields"):
+        return type(value)(_portable(item, name) for item in value)
+    raise ConfigError(
+        f"{name} is a {type(value).__name__}, which a checkpoint cannot hold: give numbers, "
+        "strings, tensors, and lists or dictionaries of them."
+    )
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -84,7 +106,11 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
             f"the checkpoint {str(path)!r} holds something else than numbers and tensors "
             f"({type(error).__name__}): it was not written by save_checkpoint."
         ) from error
-    if not isinstance(state, dict) or not set(state) >= _PARTS:
+    parts = set(state) if isinstance(state, dict) else set()
+    mappings = parts >= _PARTS and all(
+        isinstance(state[name], Mapping) for name in _PARTS - {"optimizer_class"}
+    )
+    if not mappings:
         raise ConfigError(
             f"the checkpoint {str(path)!r} lacks parts of a run: it was not written by "
             "save_checkpoint."
@@ -94,7 +120,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
 
 def remove(path: Path) -> None:
     """Delete a checkpoint and its secrets, if they are there."""
-    for file in (*_secrets_of(path), path):
+    for file in (*_secrets_of(path), path, path.with_name(f".{path.name}.partial")):
         file.unlink(missing_ok=True)
 
 
@@ -179,7 +205,9 @@ def _secret_path(path: Path, digest: str) -> Path:
 
 
 def _secrets_of(path: Path) -> list[Path]:
-    return sorted(path.parent.glob(f"{path.name}.*.secret"))
+    """The secrets of this checkpoint's files, also those that a crash has left half written."""
+    name = re.compile(rf"\.?{re.escape(path.name)}\.[0-9a-f]{{12}}\.secret(\.partial)?")
+    return sorted(file for file in path.parent.iterdir() if name.fullmatch(file.name))
 
 
 def _read_secret(path: Path) -> dict[str, Any] | None:
@@ -187,5 +215,9 @@ def _read_secret(path: Path) -> dict[str, Any] | None:
         secret = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    whole = isinstance(secret, dict) and {"torch", "cuda", "noise_seed"} <= set(secret)
-    return secret if whole else None
+    if not isinstance(secret, dict) or set(secret) != {"torch", "cuda", "noise_seed"}:
+        return None
+    states = [secret["torch"], *(secret["cuda"] if isinstance(secret["cuda"], list) else [None])]
+    hexadecimal = all(isinstance(s, str) and re.fullmatch("([0-9a-f]{2})*", s) for s in states)
+    seed = secret["noise_seed"] is None or type(secret["noise_seed"]) is int
+    return secret if hexadecimal and seed else None

@@ -21,8 +21,11 @@ from typer.core import TyperGroup
 from vestige import (
     __version__,
     accounting,
+    cli_audit,
     cli_experiments,
     cli_runs,
+    cli_statement,
+    cli_verify,
     planning,
     planning_report,
     settings,
@@ -514,6 +517,9 @@ def _clip(text: str) -> float | tuple[float, ...]:
 
 cli_experiments.register(app)
 cli_runs.register(app)
+cli_statement.register(app)
+cli_audit.register(app)
+cli_verify.register(app)
 
 
 def _silence_downloads(config: TrainConfig) -> None:

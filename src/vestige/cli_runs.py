@@ -10,7 +10,7 @@ import typer
 from vestige import accounting, ledger_file, training
 from vestige.display import Display, print_json, print_result, shown
 from vestige.errors import ConfigError
-from vestige.plan import ADJACENCY
+from vestige.plan import ADJACENCY, common_adjacency
 from vestige.session import LEDGER
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
@@ -103,8 +103,8 @@ def summary(path: Path, delta: float) -> dict[str, Any]:
     epsilons = {
         name: accounting.epsilon(content.events, delta, name) for name in accounting.ACCOUNTANTS
     }
-    kinds = [run.about.get("adjacency", ADJACENCY) for run in content.runs.values()]
-    adjacency = "; and ".join(sorted(set(kinds))) or ADJACENCY
+    kinds = [str(run.about.get("adjacency", ADJACENCY)) for run in content.runs.values()]
+    adjacency = common_adjacency(kinds)
     return {
         "ledger": str(path),
         "delta": delta,

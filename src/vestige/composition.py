@@ -145,10 +145,10 @@ def filter_share(events: Iterable[Event], max_epsilon: float, delta: float) -> f
         max_epsilon - np.log1p(-1 / orders) + (math.log(delta) + np.log(orders)) / (orders - 1)
     )
     best = int(np.argmax(allowed / orders))  # where plain Gaussian releases could go on longest
-    merged = merge(event for event in events if event.noise_multiplier < math.inf)
+    merged = _capped(event for event in events if event.noise_multiplier < math.inf)
     if any(event.noise_multiplier < _SMALLEST_NOISE for event in merged) or allowed[best] <= 0:
         return math.inf if merged else 0.0
-    return float(_rdp(_capped(merged))[best] / allowed[best])
+    return float(_rdp(_coarsened(merged))[best] / allowed[best])
 
 
 def _rdp_epsilon(events: tuple[Event, ...], delta: float) -> float:

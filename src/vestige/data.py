@@ -6,6 +6,7 @@ table. A user's file may state its number of classes; where it is read off the l
 ``Dataset.classes_inferred`` says so, and the privacy statement has to.
 """
 
+import math
 import os
 import zipfile
 from collections.abc import Callable
@@ -25,6 +26,7 @@ ENTRIES = ("x_train", "y_train", "x_test", "y_test")
 
 # Labels read off a file beyond this are more likely identifiers than classes.
 _MOST_INFERRED_CLASSES = 10_000
+_MOST_CLASSES = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ def read_npz(path: Path, entries: tuple[str, ...] = ENTRIES) -> Arrays:
         )
     arrays: Arrays = {}
     try:
+        _check_room(path, (*entries, "classes"))
         # Without pickle a data file cannot run code.
         with np.load(path, allow_pickle=False) as file:
             missing = [entry for entry in entries if entry not in file.files]
@@ -204,6 +207,27 @@ def read_npz(path: Path, entries: tuple[str, ...] = ENTRIES) -> Arrays:
         if not isinstance(value, np.ndarray):
             raise ConfigError(f"{entry} in {path} is not an array; write it with numpy.savez.")
     return arrays
+
+
+def _check_room(path: Path, entries: tuple[str, ...]) -> None:
+    """Refuse arrays that unpack to more than the memory: a small file can hold many zeros."""
+    with zipfile.ZipFile(path) as archive:
+        sizes = {member.filename: member.file_size for member in archive.infolist()}
+    needed = sum(sizes.get(name, 0) for entry in entries for name in (entry, f"{entry}.npy"))
+    room = _memory()
+    if needed > room:
+        raise ConfigError(
+            f"the arrays in {path} take {needed / 2**30:.1f} GiB, more than the {room / 2**30:.1f} "
+            "GiB of this machine's memory, which a dataset has to fit into: write fewer examples."
+        )
+
+
+def _memory() -> float:
+    """The machine's memory in bytes; infinity where the system does not tell."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, OSError, ValueError):
+        return math.inf
 
 
 def _holds(test: Callable[[], bool]) -> bool:
@@ -285,7 +309,13 @@ def _stated_classes(arrays: Arrays) -> int | None:
             f"The entry classes is {entry.dtype} of shape {entry.shape}; it must be one integer: "
             "write it with numpy.savez(path, classes=10, ...)."
         )
-    return int(entry.item())
+    stated = int(entry.item())
+    if stated > _MOST_CLASSES:
+        raise ConfigError(
+            f"The entry classes is {stated}; it must be at most {_MOST_CLASSES}, or the scores of "
+            "one example alone fill the memory."
+        )
+    return stated
 
 
 def _classes(labels: dict[str, Tensor], stated: int | None) -> int:

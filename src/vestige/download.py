@@ -69,7 +69,20 @@ def fetch(name: str, download: bool = True) -> Arrays:
     With ``download=False`` only the cache is read. The hash is checked each time.
     """
     files = [_retrieve(name, source, download) for source in SOURCES[name]]
-    return _READERS[name](files)
+    return _parsed(name, files)
+
+
+def _parsed(name: str, files: Sequence[Path]) -> Arrays:
+    try:
+        return _READERS[name](files)
+    except ConfigError:
+        raise
+    except Exception as error:  # gzip, tarfile and zlib raise a dozen kinds on damaged bytes
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise ConfigError(
+            f"{name}: {files[0].parent} holds a damaged file ({reason}); delete it to fetch it "
+            "again."
+        ) from error
 
 
 def _retrieve(name: str, source: Source, download: bool) -> Path:

@@ -25,7 +25,7 @@ from vestige.forecast import coming_events, lots_left
 from vestige.groups import partition
 from vestige.guard import BudgetGuard
 from vestige.ledger import Ledger
-from vestige.ledger_file import LedgerFile, common_data
+from vestige.ledger_file import Account, LedgerFile, common_data
 from vestige.methods import METHODS, Method, planned_charges, query_weight, resolve
 from vestige.noise import GroupNoise, NoiseScale, noise_scales, shaped
 from vestige.plan import ADJACENCY, PrivacyPlan, check_count, lots_per_epoch, sampling_rate
@@ -215,19 +215,11 @@ class PrivacyEngine:
             seed=(self._seed if seed is None else seed) or 0,
         )
         if max_epsilon is not None:
-            run.guard = BudgetGuard(
-                max_epsilon,
-                delta,
-                self.accountant,
-                self._ledger,
-                lambda: run.door.run,
-                lambda lots: coming_events(run, lots),
-                lambda: lots_left(run),
-            )
+            run.guard = BudgetGuard(max_epsilon, delta, self.accountant, run)
         self._facts = {"name": data_name, "records": size, **row_facts(data_loader.dataset)}
+        if self._ledger.file:
+            run.door.account = self._account(self._ledger.file, run)
         self._ledger.engines += 1
-        if self._ledger.file and self._ledger.engines == 1:
-            self._begin(self._ledger.file, run)
         run.attach()
         self._run = run
         return module, optimizer, PrivateLoader(data_loader, run.lots, run.hand_out)
@@ -296,42 +288,42 @@ class PrivacyEngine:
             **{"delta": target_delta} | options,
         )
 
-    def keep_ledger(self, path: str | Path) -> None:
+    def keep_ledger(self, path: str | Path, create: bool = True) -> None:
         """Keep the ledger in this file, before the first release; as PrivacyEngine(ledger=...).
 
         Guarantee: from now on a charge is on the disk before its noise is drawn. What the file
         already holds, of this run or of others on the same data, composes.
         """
         run = self._attached()
-        if self._ledger.file:
-            return
-        file = LedgerFile(path)
+        file = LedgerFile(path, create)
         try:
-            self._begin(file, run)
+            account = self._account(file, run)
             self._ledger.keep_in(file)
         except BaseException:
             file.close()
             raise
+        run.door.account = account
 
     def close(self) -> None:
         """Give back what is reserved on the ledger file and not used, and let others have it."""
         if self._ledger.file:
             self._ledger.file.close()
 
-    def _begin(self, file: LedgerFile, run: Run) -> None:
-        """Tell the ledger file which run this is, and what it will charge."""
+    def _account(self, file: LedgerFile, run: Run) -> Account:
+        """The account of this run on a ledger file, which must be about the same data."""
         data = {key: self._facts[key] for key in ("name", "records")}
         common_data([*(r.about for r in file.content.runs.values()), {"data": data}])
-        file.run = run.door.run
-        file.about = {
+        about = {
             "data": data,
             "method": run.plan.method,
             "steps": run.plan.steps,
             "adjacency": run.plan.adjacency,
         }
         # A crash charges the open block: at most a fiftieth of the plan.
-        file.block = min(64, max(1, (run.plan.steps or 800) // 50))
-        file.forecast = lambda lots: coming_events(run, min(lots, lots_left(run)))
+        block = min(64, max(1, (run.plan.steps or 800) // 50))
+        return file.account(
+            run.door.run, about, block, lambda lots: coming_events(run, min(lots, lots_left(run)))
+        )
 
     # -- while training ---------------------------------------------------------------------
 
@@ -413,16 +405,30 @@ class PrivacyEngine:
         """The number of releases so far."""
         return self._run.door.steps if self._run else 0
 
+    def statement(self, delta: float, **facts: Any) -> dict[str, Any]:
+        """The privacy statement of everything on this engine's ledger, as plain JSON types.
+
+        `facts` are public facts of the run (docs/statement.md); `vestige.statement.markdown` makes
+        a page of it that a privacy officer can sign.
+        """
+        from vestige.statement import of_engine
+
+        return of_engine(self, delta, **facts)
+
     @property
     def lost(self) -> int:
         """The number of charges for releases that a crash has lost: the model has no part in it."""
         return self._run.door.lost if self._run else 0
 
     @property
+    def charged(self) -> int:
+        """The number of charges that this run has on its ledger."""
+        return self._run.door.own.steps if self._run else 0
+
+    @property
     def earlier(self) -> int:
-        """The number of releases of other runs on the same ledger file: they compose."""
-        others = self._ledger.in_file(self._run.door.run if self._run else "")[1]
-        return sum(event.count for event in others)
+        """The number of releases of other runs on the same ledger: they compose."""
+        return self._ledger.steps - self.charged
 
     @property
     def plan(self) -> PrivacyPlan:

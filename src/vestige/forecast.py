@@ -7,9 +7,9 @@ again, and a charge that nobody foresaw is reserved by itself.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from vestige.ledger import Event
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def coming_events(run: Run, lots: int) -> list[Event]:
     """The charges of the next `lots` lots, beginning with the one that is about to be used."""
-    return [event for event in islice(_charges(run), lots) if event is not None]
+    return [event for event in itertools.islice(_charges(run), lots) if event is not None]
 
 
 def lots_left(run: Run) -> int:
@@ -36,15 +36,18 @@ def lots_left(run: Run) -> int:
 
 def _charges(run: Run) -> Iterator[Event | None]:
     """The charge of every lot from the coming one on; None where an earlier charge covers it."""
-    door, step, lot = run.door, run.door.steps, run.coming_lot
-    while True:
+    step = run.door.steps
+    for lot in itertools.count(run.coming_lot):
         if run.parts.importance and run.lots.measures(lot):
-            yield door.measurement_cost(run.parts.importance.norm_noise)
-        elif door.correlation:
-            yield door.stretch_cost(lot, coming=lot == run.coming_lot)
-            step += 1
+            paid = run.door.replays(f"measure {lot}")
+            cost = run.door.measurement_cost(run.parts.importance.norm_noise)
+            yield None if paid else cost
+            continue
+        if run.door.correlation:
+            yield run.door.stretch_cost(lot, coming=lot == run.coming_lot)
+        elif run.door.replays(f"release {step}"):
+            yield None
         else:
             weight = math.sqrt(2) if run.passes and run.passes.whole_lots else 1.0
-            yield door.cost(run.plan.rate_of(lot), weight * run.plan.beta_of(step), step)
-            step += 1
-        lot += 1
+            yield run.door.cost(run.plan.rate_of(lot), weight * run.plan.beta_of(step), step)
+        step += 1

@@ -14,19 +14,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from vestige import accounting
 from vestige.composition import filter_share
 from vestige.errors import BudgetExhausted, ConfigError
-from vestige.ledger import Event, Ledger, merge
-from vestige.schedule import is_number
+from vestige.forecast import coming_events, lots_left
+from vestige.ledger import Event, merge
+from vestige.schedule import Table, is_number
+
+if TYPE_CHECKING:
+    from vestige.run import Run
 
 
 class BudgetGuard:
     """Refuses the lot that would exceed (max_epsilon, delta).
 
-    `forecast(n)` gives the events of the next n lots, the first of which is about to be drawn from;
-    `horizon()` how many lots the plan still has, at least 1.
+    Where several engines share a ledger, the lots that others have in hand count as charged.
     """
 
     def __init__(
@@ -34,10 +38,7 @@ class BudgetGuard:
         max_epsilon: float,
         delta: float | None,
         accountant: str,
-        ledger: Ledger,
-        run: Callable[[], str],
-        forecast: Callable[[int], Sequence[Event]],
-        horizon: Callable[[], int],
+        run: Run,
     ) -> None:
         if not is_number(max_epsilon) or not max_epsilon > 0:
             raise ConfigError(
@@ -51,23 +52,36 @@ class BudgetGuard:
             )
         accounting.epsilon((), delta, accountant)  # refuses a bad delta
         self.max_epsilon, self.delta = float(max_epsilon), float(delta)
-        self._accountant, self._ledger, self._run = accountant, ledger, run
-        self._forecast, self._horizon = forecast, horizon
+        if not run.plan.private or 0 in _values(run.plan.noise_multiplier):
+            raise ConfigError(
+                f"max_epsilon={max_epsilon} cannot be kept: method {run.plan.method!r} with this "
+                "noise has no guarantee, and its first step would exceed any budget."
+            )
+        self._accountant, self._ledger, self._run = accountant, run.door.ledger, run
         self._cleared: Counter[tuple[float, float]] = Counter()  # known to stay within the budget
 
     @property
     def filters(self) -> bool:
-        """Whether other runs are on the ledger, so that settings may depend on releases."""
-        return self._ledger.engines > 1 or bool(self._ledger.in_file(self._run())[1])
+        """Whether what is charged may have been chosen after seeing releases.
+
+        So it is with other runs on the ledger, and where a lot was given up under a schedule: the
+        noise of the step is then used once more, and the loop may have had its reasons.
+        """
+        shared = self._ledger.engines > 1 or self._ledger.steps > self._run.door.own.steps
+        return shared or (self._run.gave_up and self._run.plan.scheduled)
 
     def check(self) -> None:
         """Return if the coming lot stays within the budget, else raise BudgetExhausted."""
-        spent = list(self._ledger.merged())
-        coming = list(self._forecast(1))
+        coming = coming_events(self._run, 1)
         if not coming:
             return  # an earlier charge covers the lot
+        open_lots = (e for run, e in self._ledger.pending.items() if run != self._run.door.run)
+        spent = [*self._ledger.merged(), *(event for events in open_lots for event in events)]
         if self.filters:
-            if filter_share(spent + coming, self.max_epsilon, self.delta) > 1:
+            within = filter_share(spent + coming, self.max_epsilon, self.delta) <= 1
+            if within and self._accountant == "rdp_classic":  # whose figure is above the filter's
+                within = self._epsilon(spent + coming) <= self.max_epsilon
+            if not within:
                 raise self._exhausted("as a Rényi filter")
             return
         if not _counts(spent + coming) <= self._cleared:
@@ -77,28 +91,35 @@ class BudgetGuard:
         """Find how many of the coming lots fit."""
 
         def fits(lots: int, accountant: str = self._accountant) -> bool:
-            events = spent + list(self._forecast(lots))
+            events = spent + coming_events(self._run, lots)
             return accounting.epsilon(events, self.delta, accountant) <= self.max_epsilon
 
         if not fits(1):
             raise self._exhausted(f"by {self._accountant}")
-        low, high = 1, self._horizon()
+        low, high = 1, lots_left(self._run)
         if fits(high):
             low = high
         elif self._accountant == "pld":
             # The Rényi bound is cheap and above PLD: what it allows is allowed.
             low = max(1, _last(lambda n: fits(n, "rdp"), 0, high))
         low = _last(fits, low, high)
-        self._cleared = _counts(spent + list(self._forecast(low)))
+        self._cleared = _counts(spent + coming_events(self._run, low))
+
+    def _epsilon(self, events: Sequence[Event]) -> float:
+        return accounting.epsilon(events, self.delta, self._accountant)
 
     def _exhausted(self, how: str) -> BudgetExhausted:
-        now = accounting.epsilon(self._ledger.merged(), self.delta, self._accountant)
+        now = self._epsilon(self._ledger.merged())
         return BudgetExhausted(
             f"the budget is spent: epsilon is {now:.4g} at delta {self.delta:g} after "
             f"{self._ledger.steps} releases, and one more would exceed max_epsilon "
             f"{self.max_epsilon:g} ({how}). The model is final; a larger max_epsilon is a new "
             "decision about the data."
         )
+
+
+def _values(table: Table) -> tuple[float, ...]:
+    return table if isinstance(table, tuple) else (table,)
 
 
 def _counts(events: Sequence[Event]) -> Counter[tuple[float, float]]:

@@ -10,14 +10,14 @@ nothing of data, models or epsilon; accounting.py turns its events into epsilon.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import ConfigError, PrivacyError
 
 if TYPE_CHECKING:
-    from vestige.ledger_file import LedgerFile
+    from vestige.ledger_file import Account, LedgerFile
 
 _VERSION = 1
 
@@ -71,6 +71,14 @@ class Ledger:
         self.file = file
         self._runs: list[Event] = list(file.content.events) if file else []
         self.engines = 0  # how many in this process have it
+        self.pending: dict[str, Sequence[Event]] = {}  # lots that are handed out, not yet charged
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Ledger:
+        """A ledger without a file that holds these charges."""
+        made = cls()
+        made._runs = list(events)
+        return made
 
     def keep_in(self, file: LedgerFile) -> None:
         """From now on, have `file` behind this ledger, which has no charges yet."""
@@ -81,11 +89,18 @@ class Ledger:
             )
         self.file, self._runs = file, list(file.content.events)
 
-    def charge(self, sample_rate: float, noise_multiplier: float) -> None:
-        """Record one release. Call it before the noise is drawn."""
+    def charge(
+        self, sample_rate: float, noise_multiplier: float, account: Account | None = None
+    ) -> None:
+        """Record one release. Call it before the noise is drawn.
+
+        Where there is a file, `account` is that of the run on it.
+        """
         event = Event(sample_rate, noise_multiplier)
         if self.file:
-            self.file.cover(event)
+            if account is None:
+                raise PrivacyError("a ledger with a file is charged by a run that is on it.")
+            account.cover(event)
         if self._runs and _key(self._runs[-1]) == _key(event):
             # One assignment: an interrupt in between must not lose the earlier charges.
             self._runs[-1] = _repeated(event, self._runs[-1].count + 1)
@@ -105,13 +120,6 @@ class Ledger:
     def steps(self) -> int:
         """How many releases were charged."""
         return sum(event.count for event in self._runs)
-
-    def in_file(self, run: str) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
-        """What `run` has in the file, and what other runs have there."""
-        spent = self.file.content.runs.values() if self.file else ()
-        own = [event for one in spent if one.run == run for event in one.events]
-        others = [event for one in spent if one.run != run for event in one.events]
-        return merge(own), merge(others)
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger as strict JSON types (an infinite multiplier is the string "inf")."""
@@ -133,28 +141,18 @@ class Ledger:
         """Load what `state_dict` wrote, into an empty ledger only.
 
         A ledger that has charges refuses: replacing them could lower what was already spent.
-        A ledger with a file stays as it is, since the file knows of everything; it refuses a state
-        that knows of more. A malformed state raises and leaves the ledger as it was.
+        A ledger with a file stays as it is, since the file knows of everything. A malformed state
+        raises and leaves the ledger as it was.
         """
+        loaded = _parse(state)
         if self.file:
-            self._check_covered(_parse(state))
             return
         if self._runs:
             raise PrivacyError(
                 f"this ledger already holds {self.steps} releases and loading would forget them: "
                 "load the state into a fresh ledger before the first release"
             )
-        self._runs = _parse(state)
-
-    def _check_covered(self, saved: list[Event]) -> None:
-        here = {_key(event): event.count for event in self.merged()}
-        missing = sum(max(0, e.count - here.get(_key(e), 0)) for e in merge(saved))
-        if missing:
-            assert self.file is not None
-            raise PrivacyError(
-                f"the ledger {str(self.file.path)!r} lacks {missing} releases that the saved state "
-                "knows of: it was replaced or cut. Restore the ledger that belongs to the run."
-            )
+        self._runs = loaded
 
     def __repr__(self) -> str:
         return f"Ledger(steps={self.steps}, events={len(self._runs)})"

@@ -22,6 +22,7 @@ more spending than the file is refused (`Ledger.load_state_dict`).
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -37,6 +38,7 @@ from typing import Any
 from vestige.errors import ConfigError, PrivacyError, StorageError
 from vestige.files import sync_folder, write_all
 from vestige.ledger import Event, merge
+from vestige.plan import ADJACENCY, common_adjacency
 
 _VERSION = 1
 _FIELDS = {
@@ -91,38 +93,142 @@ def read(path: Path) -> Content:
 
 
 class LedgerFile:
-    """The ledger file of a running engine: locked, appended to, and ahead of the noise.
+    """A ledger file that this process has: locked, appended to, and never taken back.
 
-    `block` is the most releases that are reserved at a time. `forecast(n)` may tell the events of
-    the next n releases; without it blocks of equal events grow as they are used up.
+    Whatever interrupts a write, the file stays whole lines, and what this object believes is read
+    again from the disk before it is used.
     """
 
-    def __init__(self, path: str | Path, block: int = 16) -> None:
-        self.path, self.block = Path(path), block
-        self.run, self.about = "", dict[str, Any]()
-        self.forecast: Forecast | None = None
-        self._left: Counter[tuple[float, float]] = Counter()
-        self._used: Counter[tuple[float, float]] = Counter()
-        self._last_key: tuple[float, float] | None = None
-        self._last_size = 0
-        self._opened = False
-        self._process = os.getpid()
-        self._file = _open_locked(self.path)
+    def __init__(self, path: str | Path, create: bool = True) -> None:
+        self.path = Path(path).absolute()
+        self._process, self._closed, self._doubtful = os.getpid(), False, False
+        self._accounts: list[Account] = []
+        self._file = _open_locked(self.path, create)
         try:
             self.content = read(self.path)
             if self.content.length < os.fstat(self._file).st_size:
                 os.ftruncate(self._file, self.content.length)  # the end of a line, never durable
         except BaseException:
-            os.close(self._file)
+            self._let_go()
             raise
-        self._closed = False
         atexit.register(self.close)
+
+    def account(
+        self,
+        run: str,
+        about: Mapping[str, Any] | None = None,
+        block: int = 16,
+        forecast: Forecast | None = None,
+    ) -> Account:
+        """The account of one run on this file."""
+        account = Account(self, run, dict(about or {}), block, forecast)
+        self._accounts.append(account)
+        return account
+
+    def close(self) -> None:
+        """Give back what no run has used and let others have the file."""
+        if self._closed or os.getpid() != self._process:
+            return
+        try:
+            for account in self._accounts:
+                account.settle()
+        finally:
+            self._closed = True
+            self._let_go()
+            atexit.unregister(self.close)
+
+    def check(self) -> None:
+        """Refuse to go on with a file that was closed or belongs to another process."""
+        if os.getpid() != self._process:
+            raise PrivacyError(
+                f"this process was forked from one that has the ledger {str(self.path)!r}: two "
+                "processes would overwrite each other's charges. Make an engine of its own."
+            )
+        if self._closed:
+            raise PrivacyError(
+                f"the ledger {str(self.path)!r} was closed: make a new PrivacyEngine for a new run."
+            )
+        if self._doubtful:
+            # A write was interrupted: what is on the disk counts, and all of every open block.
+            self._cut(read(self.path).length)
+            self.content = read(self.path)
+            for account in self._accounts:
+                account.forget()
+            self._doubtful = False
+
+    def append(self, lines: Sequence[Mapping[str, Any]], durable: bool = True) -> None:
+        """Add lines, on the disk when this returns, or none of them."""
+        self.check()
+        content, text = self.content, b""
+        last = content.last
+        for line in lines:
+            last = _chain(last, line)
+            text += json.dumps({**line, "chain": last}, allow_nan=False).encode() + b"\n"
+        self._doubtful = True
+        try:
+            write_all(self._file, text)
+            if durable:
+                os.fsync(self._file)
+        except BaseException as error:
+            # A half line must not stand in the way of the next.
+            self._cut(content.length)
+            if isinstance(error, OSError):
+                raise StorageError(
+                    f"the ledger {str(self.path)!r} cannot be written ({error.strerror}): the lot "
+                    "was not released. Make room, or make the folder writable, and resume the run."
+                ) from error
+            raise
+        for line in lines:
+            content.last = _chain(content.last, line)
+            _take(content, line, content.last)
+        content.length += len(text)
+        self._doubtful = False
+
+    def _cut(self, length: int) -> None:
+        os.ftruncate(self._file, length)
+        with contextlib.suppress(OSError):
+            os.fsync(self._file)
+
+    def _let_go(self) -> None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked worker would keep it otherwise
+        os.close(self._file)
+
+
+class Account:
+    """What one run has reserved on a ledger file, and how much of it is used.
+
+    `block` is the most releases that are reserved at a time. `forecast(n)` may tell the events of
+    the next n lots; without it blocks of equal events grow as they are used up.
+    """
+
+    def __init__(
+        self,
+        file: LedgerFile,
+        run: str,
+        about: dict[str, Any],
+        block: int,
+        forecast: Forecast | None,
+    ) -> None:
+        self.file, self.run, self.about = file, run, about
+        self.block, self.forecast = block, forecast
+        self._left: Counter[tuple[float, float]] = Counter()
+        self._used: Counter[tuple[float, float]] = Counter()
+        self._last_key: tuple[float, float] | None = None
+        self._last_size = 0
+        self._opened = False
+
+    def open(self) -> None:
+        """Have the name of the run on the disk."""
+        self.file.check()
+        if not self._opened:
+            self._append([])
 
     def cover(self, event: Event) -> None:
         """Return when the cost of `event` is on the disk. Called before its noise is drawn."""
-        self._check_open()
+        self.file.check()
         key = event.sample_rate, event.noise_multiplier
-        if not self._left[key]:
+        if self._left[key] < 1:
             self._reserve(key)
         self._left[key] -= 1
         self._used[key] += 1
@@ -130,37 +236,29 @@ class LedgerFile:
 
     def settle(self) -> None:
         """Give back what is left of the open block."""
+        self.file.check()
         if self._opened and +self._left:
-            self._append([self._spent()])
-            self._left.clear()
+            line = self._spent()
+            self._left = Counter()  # first: whatever interrupts this, nothing is used any more
+            self._append([line])
+
+    def rename(self, run: str) -> None:
+        """Go on as another run, of which nothing was charged here yet."""
+        self.settle()
+        self.run, self._opened = run, False
+
+    def forget(self) -> None:
+        """All of the open block counts as used."""
+        self._left, self._used = Counter(), Counter()
 
     def note(self, of: str, digest: str) -> None:
         """Remember the digest of something that was released."""
-        self._check_open()
-        if not self._opened:
-            self._append([self._opening()])
-        self._append([{"kind": "digest", "run": self.run, "of": of, "hash": digest}], durable=False)
+        line = {"kind": "digest", "run": self.run, "of": of, "hash": digest}
+        self._append([line], durable=False)
 
     def digest(self, of: str) -> str | None:
         """The digest of what was released under that name, if something was."""
-        return self.content.digests.get(of)
-
-    def close(self) -> None:
-        """Give back what was not used and let others have the file."""
-        if self._closed or os.getpid() != self._process:
-            return
-        try:
-            self.settle()
-        finally:
-            self._closed = True
-            os.close(self._file)
-            atexit.unregister(self.close)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise PrivacyError(
-                f"the ledger {str(self.path)!r} was closed: make a new PrivacyEngine for a new run."
-            )
+        return self.file.content.digests.get(of)
 
     def _reserve(self, key: tuple[float, float]) -> None:
         """Put a block that holds `key` on the disk."""
@@ -171,15 +269,26 @@ class LedgerFile:
             self._last_size = 2 * self._last_size if key == self._last_key else 1
             self._last_size = min(self._last_size, self.block)
             block = Counter({key: self._last_size})
-        lines = [] if self._opened else [self._opening()]
-        if +self._left:
-            lines.append(self._spent())
-        rows = [_row(Event(rate, noise, n)) for (rate, noise), n in sorted(block.items())]
+        lines = [self._spent()] if self._opened and +self._left else []
+        rows = [_row(Event(rate, noise, n)) for (rate, noise), n in sorted(block.items()) if n]
         lines.append({"kind": "reserve", "run": self.run, "events": rows})
+        self._left = Counter()
         self._append(lines)
         self._left, self._used = block, Counter()
 
-    def _opening(self) -> dict[str, Any]:
+    def _spent(self) -> dict[str, Any]:
+        used = [_row(Event(rate, noise, n)) for (rate, noise), n in sorted(self._used.items())]
+        return {"kind": "spent", "run": self.run, "events": used}
+
+    def _append(self, lines: Sequence[Mapping[str, Any]], durable: bool = True) -> None:
+        if self._opened:
+            self.file.append(lines, durable)
+        else:
+            self.file.append([self.opening(), *lines])
+            self._opened = True
+
+    def opening(self) -> dict[str, Any]:
+        """The line that begins a session of the run."""
         return {
             "kind": "open",
             "version": _VERSION,
@@ -188,33 +297,6 @@ class LedgerFile:
             "session": secrets.token_hex(8),
             "about": self.about,
         }
-
-    def _spent(self) -> dict[str, Any]:
-        used = [_row(Event(rate, noise, n)) for (rate, noise), n in sorted(self._used.items())]
-        return {"kind": "spent", "run": self.run, "events": used}
-
-    def _append(self, lines: Sequence[Mapping[str, Any]], durable: bool = True) -> None:
-        content, text = self.content, b""
-        last = content.last
-        for line in lines:
-            last = _chain(last, line)
-            text += json.dumps({**line, "chain": last}, allow_nan=False).encode() + b"\n"
-        try:
-            write_all(self._file, text)
-            if durable:
-                os.fsync(self._file)
-        except OSError as error:
-            # A half line must not stand in the way of the next.
-            os.ftruncate(self._file, content.length)
-            raise StorageError(
-                f"the ledger {str(self.path)!r} cannot be written ({error.strerror}): the lot was "
-                "not released. Make room, or make the folder writable, and resume the run."
-            ) from error
-        self._opened = True
-        for line in lines:
-            content.last = _chain(content.last, line)
-            _take(content, line, content.last)
-        content.length += len(text)
 
 
 def merge_files(paths: Sequence[Path], out: Path) -> Content:
@@ -235,16 +317,13 @@ def merge_files(paths: Sequence[Path], out: Path) -> Content:
             for line, block in run.blocks.items():
                 known.blocks[line] = _larger(known.blocks.get(line, ()), block)
     about = {"data": common_data(run.about for run in merged.values()), "merged": sorted(merged)}
-    kinds = {str(run.about["adjacency"]) for run in merged.values() if "adjacency" in run.about}
-    if kinds:
-        about["adjacency"] = "; and ".join(sorted(kinds))
+    kinds = [str(run.about.get("adjacency", ADJACENCY)) for run in merged.values()]
+    about["adjacency"] = common_adjacency(kinds)
     file = LedgerFile(out)
-    file.run, file.about = _chain("", {"merged": sorted(merged)})[:16], about
+    account = file.account(_chain("", {"merged": sorted(merged)})[:16], about)
     events = merge(event for run in merged.values() for event in run.events)
-    lines: list[dict[str, Any]] = [file._opening()]
-    if events:
-        lines.append({"kind": "reserve", "run": file.run, "events": [_row(e) for e in events]})
-    file._append(lines)
+    rows = [_row(event) for event in events]
+    file.append([account.opening(), {"kind": "reserve", "run": account.run, "events": rows}])
     file.close()
     return file.content
 
@@ -269,10 +348,16 @@ def _larger(one: tuple[Event, ...], other: tuple[Event, ...]) -> tuple[Event, ..
     return merge(Event(rate, noise, n) for (rate, noise), n in counts.items())
 
 
-def _open_locked(path: Path) -> int:
+def _open_locked(path: Path, create: bool) -> int:
     try:
         new = not path.exists()
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
+        file = os.open(path, flags, 0o644)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"the ledger {str(path)!r} is not there: "
+            + ("give a path in a folder that exists." if create else "put the run's own back.")
+        ) from error
     except OSError as error:
         raise ConfigError(
             f"the ledger {str(path)!r} cannot be opened ({error.strerror}): give a path in a "

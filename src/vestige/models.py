@@ -35,6 +35,7 @@ def build(
         raise ConfigError(f"seed is {seed!r}; it must be a whole number from 0 to 2^63 - 1.")
     if name in _IMAGE_MODELS:
         _check_image(name, shape)
+    _check_size(name, shape, classes)
 
     # On the CPU whatever the default device, so that a seed means the same weights everywhere.
     with torch.device("cpu"):
@@ -48,6 +49,18 @@ def build(
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_size(name: str, shape: tuple[int, ...], classes: int) -> None:
+    count = max(math.prod(shape), classes)  # torch itself stumbles over sizes beyond 2^63
+    if count <= _MOST_PARAMETERS:
+        with torch.device("meta"):  # shapes without numbers
+            count = sum(p.numel() for p in _BUILDERS[name](shape, classes).parameters())
+    if count > _MOST_PARAMETERS:
+        raise ConfigError(
+            f"The model {name} for examples of shape {shape} and {classes} classes would have "
+            f"{count} parameters or more; at most {_MOST_PARAMETERS} are built here."
+        )
 
 
 def _check_image(name: str, shape: tuple[int, ...]) -> None:
@@ -169,6 +182,9 @@ _BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "resnet18": _resnet18,
 }
 _IMAGE_MODELS = ("cnn", "resnet18")
+
+# With sum, noise and gradient, 16 GiB: more is a mistake in the data sooner than a wish.
+_MOST_PARAMETERS = 2**30
 
 MODELS = tuple(_BUILDERS)
 """The names that ``build`` knows."""

@@ -8,7 +8,7 @@ and the run's caveats say that the size is treated as public.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -63,6 +63,12 @@ class PrivacyPlan:
         """How far one record moves the clipped sum: sqrt(sum_g C_g^2)."""
         return math.sqrt(sum(c * c for c in self.bounds))
 
+    @property
+    def scheduled(self) -> bool:
+        """Whether the noise, the rate or beta differ from step to step."""
+        tables = (self.noise_multiplier, self.sample_rate, self.beta)
+        return any(isinstance(table, tuple) for table in tables)
+
     def rate_of(self, lot: int) -> float:
         """The sampling rate of lot `lot`."""
         return at(self.sample_rate, lot)
@@ -74,6 +80,18 @@ class PrivacyPlan:
     def as_dict(self) -> dict[str, Any]:
         """The plan as plain JSON types."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any]) -> PrivacyPlan:
+        """The plan that `as_dict` gave."""
+        return cls(**{name: frozen(value) for name, value in saved.items()})
+
+
+def frozen(value: Any) -> Any:
+    """JSON with tuples in place of its lists, as settings have them."""
+    if isinstance(value, Mapping):
+        return {key: frozen(item) for key, item in value.items()}
+    return tuple(frozen(item) for item in value) if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:
@@ -112,6 +130,15 @@ def _check_rate(rate: Any) -> None:
             f"sample_rate={rate} must be in (0, 1]: it is each record's chance to be in a "
             "lot; leave it out for batch_size / dataset_size."
         )
+
+
+def common_adjacency(kinds: Iterable[str]) -> str:
+    """The relation that runs of these adjacencies are all private for.
+
+    What hides whether a record is there hides what it says, so zeroing out a record is common to
+    runs for which that was claimed and to runs for adding or removing one. Not the reverse.
+    """
+    return "; and ".join(sorted(set(kinds) - {ADJACENCY})) or ADJACENCY
 
 
 def check_count(name: str, value: Any) -> int:

@@ -34,6 +34,7 @@ from vestige.randomness import COUNTS, FIRST_LOOK, MEASURE, NOISE, Randomness
 
 if TYPE_CHECKING:
     from vestige.correlation import Correlation
+    from vestige.ledger_file import Account
 
 _CERTIFICATE = object()  # shared with the makers of branches in history.py and memory/estimated.py
 
@@ -153,8 +154,9 @@ class Door:
         self._last_look = -1  # the last lot that had a first look
         self.steps = 0
         self.run = run  # the name of this run on the ledger
-        self.charges = 0  # how many charges this run has on the ledger
-        self.lost = 0  # how many of them paid for releases that a crash has lost
+        self.own = Ledger()  # the charges of this run alone
+        self.account: Account | None = None  # where the ledger has a file
+        self.lost = 0  # how many of the own charges paid for releases that a crash has lost
 
     @property
     def noise(self) -> NoiseScale:
@@ -198,8 +200,9 @@ class Door:
         return Event(event.sample_rate, 0.0 if leaks else event.noise_multiplier)
 
     def _write(self, event: Event) -> None:
-        self.ledger.charge(event.sample_rate, event.noise_multiplier)
-        self.charges += 1
+        self.ledger.charge(event.sample_rate, event.noise_multiplier, self.account)
+        self.own.charge(event.sample_rate, event.noise_multiplier)
+        self.ledger.pending.pop(self.run, None)
 
     def release(
         self,
@@ -292,11 +295,15 @@ class Door:
         self._remember(f"measure {lot}", before, torch.tensor([found], dtype=torch.float64))
         return found
 
+    def replays(self, name: str) -> bool:
+        """Whether that release was made before a crash, and will be compared with that."""
+        return self._released_before(name) is not None
+
     def _released_before(self, name: str) -> str | None:
         """The digest of the same release before a crash: in test mode it is made once more."""
-        if not self._randomness.repeatable or self.ledger.file is None:
+        if not self._randomness.repeatable or self.account is None:
             return None
-        return self.ledger.file.digest(f"{name} of {self.run}")
+        return self.account.digest(f"{name} of {self.run}")
 
     def _remember(
         self, name: str, before: str | None, values: Tensor, counts: tuple[float, ...] | None = None
@@ -305,12 +312,12 @@ class Door:
 
         The same noise over another sum would reveal the difference of the sums.
         """
-        if not self._randomness.repeatable or self.ledger.file is None:
+        if not self._randomness.repeatable or self.account is None:
             return
         digest = hashlib.blake2b(values.detach().cpu().numpy().tobytes(), digest_size=16)
         digest.update(repr(counts).encode())
         if before is None:
-            self.ledger.file.note(f"{name} of {self.run}", digest.hexdigest())
+            self.account.note(f"{name} of {self.run}", digest.hexdigest())
         elif before != digest.hexdigest():
             values.zero_()
             raise PrivacyError(

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from vestige.adaptive import ClipControl, QuantileControl, RawPercentile
 from vestige.errors import PrivacyError
+from vestige.forecast import coming_events
 from vestige.geometry import Geometry
 from vestige.gradients import Batch, Capture
 from vestige.gradients.capture import exact
@@ -101,6 +102,8 @@ class Run:
         self._current_lot = 0
         self.coming_lot = 0  # the lot at hand, or the next one
         self.guard: BudgetGuard | None = None
+        self.begun = False  # whether a lot was handed out
+        self.gave_up = False  # whether one was abandoned
         self._gated_from: int | None = None
         self._gradient = watch.groups.buffer()
         self._device = self._gradient.device.type
@@ -165,6 +168,9 @@ class Run:
             self.coming_lot = batch.lot
             if self.guard:
                 self.guard.check()  # before the loop sees the lot
+            if self.door.ledger.engines > 1:
+                self.door.ledger.pending[self.door.run] = coming_events(self, 1)
+            self.begun = True
             if self.memory:
                 # Done at the end of the last step, unless somebody has changed the weights since.
                 # The loop has not seen the lot yet, and the memory never does.
@@ -193,6 +199,7 @@ class Run:
     def abandon_lot(self) -> None:
         """Charge the open lot and forget it."""
         if self._lot_open:
+            self.gave_up = True
             self.lots.given_up = self._current_lot
             if self.parts.importance and self.parts.importance.measuring:
                 self.door.charge_measurement(self.parts.importance.norm_noise)

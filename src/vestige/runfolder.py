@@ -66,7 +66,7 @@ class RunFolder:
             return
         for file in self._written:
             file.unlink(missing_ok=True)
-            for secret in self.path.glob(f"{file.name}.*.secret"):
+            for secret in self.path.glob(f"*{file.name}.*.secret*"):
                 secret.unlink(missing_ok=True)
         for folder in self._made:
             with contextlib.suppress(OSError):

@@ -33,7 +33,7 @@ from torch.utils.data import (
 
 from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.gradients.capture import Batch
-from vestige.randomness import LOTS, Randomness
+from vestige.randomness import LOTS, WORKERS, Randomness
 from vestige.schedule import Table, at
 
 
@@ -88,6 +88,7 @@ class LotSampler(Sampler[list[int]]):
         max_physical_batch_size: int | None = None,
         drawing: Drawing | None = None,
     ) -> None:
+        self._randomness = randomness
         self._drawing = Poisson(randomness, size, sample_rate) if drawing is None else drawing
         self.size, self.sample_rate, self.lots = size, sample_rate, lots_per_epoch
         # With a number, that many records at a time: before every epoch all of them are handed out.
@@ -120,6 +121,10 @@ class LotSampler(Sampler[list[int]]):
         """Whether lot `number` is all records, handed out to be measured."""
         return self.measure_by is not None and number % len(self) == 0
 
+    def seed(self) -> int:
+        """A number for the workers of the coming loop, from the secret key and the next lot."""
+        return int(2**53 * self._randomness.uniforms(WORKERS, self.next_lot, 1)[0])
+
     def take(self) -> Batch:
         """What the next batch in order is; its lot counts as handed out from now on."""
         batch = self.batches.popleft()
@@ -144,6 +149,9 @@ class PrivateLoader(DataLoader[Any]):
         self._iteration = 0
         self._tensors = _in_memory(source)
         workers = source.num_workers
+        # Starting a loop draws a seed for the workers: from a stream of its own, so that torch's
+        # generator, which dropout uses, is where it was in a loop that never stopped.
+        self._seeds = torch.Generator() if source.generator is None else None
         super().__init__(
             source.dataset,
             batch_sampler=lots,
@@ -153,7 +161,7 @@ class PrivateLoader(DataLoader[Any]):
             timeout=source.timeout,
             worker_init_fn=source.worker_init_fn,
             multiprocessing_context=source.multiprocessing_context if workers else None,
-            generator=source.generator,
+            generator=source.generator if self._seeds is None else self._seeds,
             prefetch_factor=source.prefetch_factor if workers else None,
             persistent_workers=source.persistent_workers,
         )
@@ -161,6 +169,8 @@ class PrivateLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._iteration += 1
         mine = self._iteration
+        if self._seeds is not None:
+            self._seeds.manual_seed(self._lots.seed())
         batches = super().__iter__() if self._tensors is None else self._indexed(self._tensors)
         while True:
             try:

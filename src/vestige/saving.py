@@ -9,17 +9,20 @@ those for releases that a crash has lost are counted as lost.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vestige import checkpoint
 from vestige.errors import ConfigError, PrivacyError
+from vestige.ledger import Event, Ledger
 from vestige.run import Parts, Run
 
 _VERSION = 2
-_COUNTS = ("released", "next_lot", "charges", "lost")
-_STATE = {"run", "plan", "ledger", *_COUNTS, "repeatable_noise", "memory", *Parts().saved()}
+_COUNTS = ("released", "next_lot", "lost")
+_FACTS = ("repeatable_noise", "ledger_file")
+_STATE = {"run", "plan", "ledger", "own", *_COUNTS, *_FACTS, "memory", *Parts().saved()}
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -29,13 +32,14 @@ def state_of(run: Run) -> dict[str, Any]:
         **{k: part.state_dict() if part else None for k, part in run.parts.saved().items()},
         "version": _VERSION,
         "run": run.door.run,
-        "charges": run.door.charges,
+        "own": run.door.own.state_dict(),
         "lost": run.door.lost,
         "plan": run.plan.as_dict(),
         "ledger": run.door.ledger.state_dict(),
         "released": run.door.steps,
         "next_lot": run.lots.next_lot,
         "repeatable_noise": run.repeatable,
+        "ledger_file": run.door.account is not None,
     }
 
 
@@ -47,6 +51,7 @@ def load_state(run: Run, state: Mapping[str, Any]) -> None:
     parts = [(part, state[name]) for name, part in run.parts.saved().items() if part]
     for part, saved in parts:
         part.check_state(saved)
+    own = _own_charges(run, state)
     run.door.ledger.load_state_dict(state["ledger"])  # refuses before it changes anything
     if run.memory:
         run.memory.load_state_dict(state["memory"])
@@ -54,7 +59,8 @@ def load_state(run: Run, state: Mapping[str, Any]) -> None:
         part.load_state_dict(saved)
     run.door.steps, run.lots.next_lot = state["released"], state["next_lot"]
     run.coming_lot = state["next_lot"]
-    _continue_ledger(run, state)
+    _continue_ledger(run, state, own)
+    run.gave_up = state["next_lot"] > state["released"]
     if run.door.correlation:
         repeatable = run.repeatable and bool(state["repeatable_noise"])
         run.door.correlation.continue_from(state["next_lot"], repeatable)
@@ -74,8 +80,9 @@ def save(
             "save_checkpoint was called in the middle of a lot: save after optimizer.step(), "
             "or call engine.abandon_lot() first."
         )
-    if run.door.ledger.file:
-        run.door.ledger.file.settle()
+    if run.door.account:
+        run.door.account.open()  # a checkpoint that is there has its run on the ledger
+        run.door.account.settle()
     state = {
         "engine": state_of(run),
         "model": run.capture.module.state_dict(),
@@ -108,16 +115,41 @@ def load(
     return {k: v for k, v in state["others"].items() if k not in others}
 
 
-def _continue_ledger(run: Run, state: Mapping[str, Any]) -> None:
+def _own_charges(run: Run, state: Mapping[str, Any]) -> Ledger:
+    """The run's charges until now: what the state knows of, or more where the file has more."""
+    known, account = Ledger(), run.door.account
+    known.load_state_dict(state["own"])
+    if account is None:
+        if state["ledger_file"]:
+            raise PrivacyError(
+                "the saved run has its ledger in a file, which may know of more than this state: "
+                "go on with PrivacyEngine(ledger=FILE)."
+            )
+        return known
+    spent = account.file.content.runs.get(state["run"])
+    there = Counter({_key(event): event.count for event in (spent.events if spent else ())})
+    missing = Counter({_key(event): event.count for event in known.merged()}) - there
+    if missing or (spent is None and state["ledger_file"]):
+        raise PrivacyError(
+            f"the ledger {str(account.file.path)!r} lacks {missing.total()} releases of run "
+            f"{state['run']} that the saved state knows of: it was replaced or cut. Restore the "
+            "ledger that belongs to the run."
+        )
+    return Ledger.of(spent.events if spent else ())
+
+
+def _key(event: Event) -> tuple[float, float]:
+    return event.sample_rate, event.noise_multiplier
+
+
+def _continue_ledger(run: Run, state: Mapping[str, Any], own: Ledger) -> None:
     """Take the saved run's name on the ledger, with everything that it is charged there."""
-    door, file = run.door, run.door.ledger.file
-    door.run = state["run"]
-    door.charges, door.lost = state["charges"], state["lost"]
-    if file:
-        own, _ = door.ledger.in_file(door.run)
-        door.charges = sum(event.count for event in own)
-        door.lost += max(0, door.charges - state["charges"])
-        file.run = door.run
+    door, known = run.door, Ledger()
+    known.load_state_dict(state["own"])
+    door.lost = state["lost"] + own.steps - known.steps
+    door.run, door.own = state["run"], own
+    if door.account:
+        door.account.rename(door.run)
 
 
 def _has_state(thing: Any) -> bool:
@@ -145,6 +177,11 @@ def _check_state(state: Mapping[str, Any], run: Run) -> None:
             raise ConfigError(
                 f"the engine state has {name}={state[name]!r}, which is no count: it was damaged."
             )
+    if run.begun or run.door.steps or run.door.own.steps:
+        raise PrivacyError(
+            "a state was loaded into an engine that has drawn lots: it would forget them, and use "
+            "their noise once more. Make a new PrivacyEngine and load before the first batch."
+        )
     if not isinstance(state["plan"], Mapping) or not isinstance(state["run"], str):
         raise ConfigError("the engine state's plan or run is no such thing: it was damaged.")
     ours, theirs = run.plan.as_dict(), dict(state["plan"])

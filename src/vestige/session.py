@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import vestige
 from vestige import accounting
-from vestige.errors import BudgetExhausted
+from vestige.errors import BudgetExhausted, ConfigError
 from vestige.interrupts import Interrupt
 from vestige.methods import resolve
 from vestige.runfolder import RunFolder
@@ -43,6 +43,20 @@ HELD_OUT = "the held-out split, whose records the guarantee does not cover"
 CHECKPOINT = "checkpoint.pt"
 LEDGER = "ledger.jsonl"
 
+# What of a result its statement repeats.
+_STATED = (
+    "dataset",
+    "model",
+    "parameters",
+    "optimizer",
+    "lr",
+    "seed",
+    "device",
+    "interrupted",
+    "target_epsilon",
+    "max_epsilon",
+    "versions",
+)
 # How many rows go through a model at once: memory must not grow with the lot.
 _ROWS = {"linear": 4096, "mlp": 4096, "cnn": 1024, "resnet18": 128}
 
@@ -71,6 +85,7 @@ class Prepared:
     noise: float
     planned: float  # epsilon at the end of the plan, with everything else on the ledger
     groups: tuple[str, ...]
+    earlier: int = 0  # releases of other runs on the ledger, which the noise was solved with
 
 
 class Session:
@@ -127,21 +142,34 @@ class Session:
         parts = (Path(self.config.dataset).stem, self.config.chosen_model, self.config.method)
         place = RunFolder(self.config.out, "-".join(parts)) if folder is None else folder
         with Interrupt() as interrupt, repeatable, place as folder:
-            if folder.durable:
-                self.engine.keep_ledger(self.config.ledger or folder.own(LEDGER))
-            if folder.durable and not self.resumed:
-                folder.write_json("config.json", self._public_config())
-                self._save(folder)
             try:
+                if folder.durable and not self.resumed:
+                    self._begin(folder)
                 self._train(tell, interrupt, folder)
                 return self._finish(folder)
             finally:
+                folder.keep = folder.keep or bool(self.engine.charged)
                 self.engine.close()
+
+    def _begin(self, folder: RunFolder) -> None:
+        """Have on the disk what a resume needs, before the first lot."""
+        self.engine.keep_ledger(self.config.ledger or folder.own(LEDGER))
+        if self.engine.earlier != self.prepared.earlier:
+            raise ConfigError(
+                f"the ledger {str(self.config.ledger)!r} was charged by another run while this one "
+                "was prepared: start it again, and what was spent will be counted."
+            )
+        folder.write_json("config.json", self._public_config())
+        self._save(folder)
 
     def restore(self, folder: Path) -> None:
         """Take up the run in `folder` where its last checkpoint was made."""
-        self.engine.keep_ledger(self.config.ledger or folder / LEDGER)
-        saved = self.engine.load_checkpoint(folder / CHECKPOINT)
+        self.engine.keep_ledger(self.config.ledger or folder / LEDGER, create=False)
+        try:
+            saved = self.engine.load_checkpoint(folder / CHECKPOINT)
+        except BaseException:
+            self.engine.close()
+            raise
         self.lines, self.noted = saved["lines"], saved["noted"]
         self.seconds, self.resumed = saved["seconds"], True
 
@@ -216,10 +244,33 @@ class Session:
                 folder.write("model_averaged.pt", self._weights())
         over = self.engine.released == self.steps or self.budget_spent
         result = self._result(str(folder.path), interrupted=not over)
+        if folder.durable:
+            self._state(folder, result)
         folder.write_json("result.json", result)
         if over and folder.durable:
             checkpoint.remove(folder.path / CHECKPOINT)
         return result
+
+    def _state(self, folder: RunFolder, result: Mapping[str, Any]) -> None:
+        """Write the privacy statement."""
+        from vestige import statement
+
+        stated = statement.of_engine(
+            self.engine, self.config.delta, caveats=result["caveats"], **self._facts(result)
+        )
+        folder.write_json(statement.JSON_FILE, stated)
+        folder.write(statement.MARKDOWN_FILE, statement.markdown(stated).encode())
+
+    def _facts(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """The public facts of the run that its statement names."""
+        facts = {name: result[name] for name in _STATED} | {
+            "classes": self.dataset.classes,
+            "classes_inferred": self.dataset.classes_inferred,
+            "planned_epsilon": _finite(self.prepared.planned),
+            "held_out": ["test_loss", "test_accuracy"],
+            "outside_guarantee": ["train_loss_outside_guarantee"] if self.config.train_loss else [],
+        }
+        return facts | ({"stopped_by": "budget guard"} if self.budget_spent else {})
 
     def _save(self, folder: RunFolder) -> None:
         if folder.durable:
@@ -231,6 +282,7 @@ class Session:
                     "noise": self.prepared.noise,
                     "planned": self.prepared.planned,
                     "groups": list(self.prepared.groups),
+                    "earlier": self.prepared.earlier,
                 },
                 lines=self.lines,
                 noted=self.noted,
@@ -271,8 +323,9 @@ class Session:
         # every part of it, so the figure on screen never exceeds the one at the end.
         cheap = "rdp" if self.engine.accountant == "pld" else self.engine.accountant
         spent = self.engine.get_epsilon(self.config.delta, cheap)
-        # What a crash has cost is not in the plan.
-        return spent if self.resumed else min(spent, self.prepared.planned)
+        # What a crash has cost is not in the plan, nor what others spend.
+        alone = not self.resumed and self.config.ledger is None
+        return min(spent, self.prepared.planned) if alone else spent
 
     def _evaluate(self, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Mean loss and accuracy."""

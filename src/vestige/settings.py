@@ -17,7 +17,7 @@ from vestige import accounting
 from vestige.clip_forms import Clipping
 from vestige.errors import ConfigError
 from vestige.methods import resolve
-from vestige.plan import check_count, lots_per_epoch
+from vestige.plan import check_count, frozen, lots_per_epoch
 from vestige.runfolder import check_out
 
 # The names of vestige.data and vestige.models, which need torch; a test keeps them equal.
@@ -189,6 +189,8 @@ class TrainConfig:
         """What a checkpoint holds: every setting but the noise seed, as plain JSON types."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         del own["noise_seed"], own["out"]
+        if self.ledger is not None:
+            own["ledger"] = self.ledger.absolute()  # a resume may come from another folder
         return {k: _plain(v) for k, v in own.items()}
 
     @classmethod
@@ -197,7 +199,7 @@ class TrainConfig:
         values = dict(saved)
         for name in ("data_dir", "ledger"):
             values[name] = None if values[name] is None else Path(values[name])
-        values["clip"], values["settings"] = _tuples(values["clip"]), _tuples(values["settings"])
+        values["clip"], values["settings"] = frozen(values["clip"]), frozen(values["settings"])
         return cls(**values, noise_seed=noise_seed)
 
     def public(self) -> dict[str, Any]:
@@ -232,12 +234,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -68,21 +68,31 @@ def resume(
     """
     folder = Path(folder)
     finished = _finished(folder)
-    if finished is not None:
-        return finished
     from vestige import checkpoint
 
+    if finished is not None:
+        checkpoint.remove(folder / CHECKPOINT)  # a crash may have left it
+        return finished
     state, secret = checkpoint.read(folder / CHECKPOINT)
     saved = state["others"]
+    if not isinstance(saved.get("config"), dict) or not isinstance(saved.get("prepared"), dict):
+        raise ConfigError(
+            f"{str(folder / CHECKPOINT)!r} was saved by a loop of its own and not by vestige "
+            "train: go on there, with engine.load_checkpoint."
+        )
+    repeatable = bool(state["engine"].get("repeatable_noise"))
+    if noise_seed is not None and not repeatable:
+        raise ConfigError(
+            f"noise_seed={noise_seed} for a run that is not in test mode: leave it out."
+        )
     if secret and secret["noise_seed"] is not None:
         noise_seed = secret["noise_seed"]
-    if state["engine"]["repeatable_noise"] and noise_seed is None:
+    if repeatable and noise_seed is None:
         raise ConfigError(
             f"the run in {str(folder)!r} is in test mode, and {CHECKPOINT}.*.secret with its noise "
             "seed is gone: give the noise_seed that it was started with."
         )
-    config = TrainConfig.restored(saved["config"], noise_seed)
-    known = Prepared(**saved["prepared"] | {"groups": tuple(saved["prepared"]["groups"])})
+    config, known = _restored(saved, noise_seed)
     session = prepare(config, optimizer=optimizer, progress=progress, known=known)
     session.restore(folder)
     return session.run(progress or (lambda _: None), ExistingFolder(folder))
@@ -135,20 +145,19 @@ def _accounted(config: TrainConfig, records: int, groups: tuple[str, ...]) -> Pr
     noise = DEFAULT_NOISE if config.noise_multiplier is None else config.noise_multiplier
     if config.group_noise_multiplier is not None:
         noise = config.group_noise_multiplier / math.sqrt(len(groups))
-    planned = math.inf
+    planned, earlier = math.inf, _earlier(config)
     if method.private or config.epsilon is not None:
         lot, rate = config.chosen_lot, config.chosen_lot / records
         charges = planned_charges(
             method, config.chosen_clipping, len(groups), records, lot, rate, steps
         )
-        earlier = _earlier(config)
         if config.epsilon is not None:
             noise, _ = accounting.noise_for(
                 config.epsilon, config.delta, charges, config.accountant, earlier
             )
         events = [*earlier, *accounting.events_of(charges, noise)]
         planned = accounting.epsilon(events, config.delta, config.accountant)
-    return Prepared(steps, noise, planned, groups)
+    return Prepared(steps, noise, planned, groups, sum(event.count for event in earlier))
 
 
 def _earlier(config: TrainConfig) -> Sequence[Event]:
@@ -156,6 +165,17 @@ def _earlier(config: TrainConfig) -> Sequence[Event]:
     if config.ledger is None or not config.ledger.exists():
         return ()
     return ledger_file.read(config.ledger).events
+
+
+def _restored(saved: dict[str, Any], noise_seed: int | None) -> tuple[TrainConfig, Prepared]:
+    """The settings of a saved run and what was solved for."""
+    try:
+        prepared = Prepared(**saved["prepared"] | {"groups": tuple(saved["prepared"]["groups"])})
+        return TrainConfig.restored(saved["config"], noise_seed), prepared
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the checkpoint's settings cannot be read ({error}): it was made by another version."
+        ) from error
 
 
 def _finished(folder: Path) -> dict[str, Any] | None:

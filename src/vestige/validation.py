@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import UninitializedParameter
 
 from vestige.errors import ConfigError, UnsupportedModel
 
@@ -39,16 +40,36 @@ def check_model(module: Any) -> None:
                 "track_running_stats=False, or use vestige.fix(model)."
             )
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad and not parameter.is_floating_point():
-            raise UnsupportedModel(
-                f"parameter {name!r} has dtype {parameter.dtype}: only real floating point "
-                "parameters can be trained privately; freeze it."
-            )
+        if parameter.requires_grad:
+            _check_parameter(name, parameter)
     devices = {p.device for p in module.parameters() if p.requires_grad}
     if len(devices) > 1:
         raise UnsupportedModel(
             f"trainable parameters are on several devices ({', '.join(map(str, devices))}): "
             "move the model to one."
+        )
+
+
+def _check_parameter(name: str, parameter: nn.Parameter) -> None:
+    if isinstance(parameter, UninitializedParameter):
+        raise UnsupportedModel(
+            f"parameter {name!r} of a lazy module has no shape yet: run the model once on a batch "
+            "of zeros under torch.no_grad(), then build the optimizer."
+        )
+    if not parameter.is_floating_point():
+        raise UnsupportedModel(
+            f"parameter {name!r} has dtype {parameter.dtype}: only real floating point "
+            "parameters can be trained privately; freeze it."
+        )
+    if parameter.layout is not torch.strided:
+        raise UnsupportedModel(
+            f"parameter {name!r} has layout {parameter.layout}: only dense parameters can be "
+            "trained privately; use .to_dense(), or freeze it."
+        )
+    if not torch.isfinite(parameter.detach()).all():
+        raise ConfigError(
+            f"parameter {name!r} holds NaN or infinity, so that no example has a gradient: "
+            "initialise the model again."
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ _ARM_KEYS = (
     "delta",
     "accountant",
 )
+_MOST_SEEDS = 1000  # every run of an experiment is listed before the first one starts
 _NOISE = ("noise_multiplier", "group_noise_multiplier", "epsilon")
 _GRID_KEYS = ("model", "clip", "noise_multiplier", "group_noise_multiplier", "lot", "lr", "delta")
 
@@ -148,8 +149,8 @@ class Experiment:
         """The experiment with another number of seeds in both columns."""
         if seeds is None:
             return self
-        if type(seeds) is not int or seeds < 1:
-            raise ConfigError(f"seeds {seeds!r} must be a whole number of at least 1.")
+        if type(seeds) is not int or not 1 <= seeds <= _MOST_SEEDS:
+            raise ConfigError(f"seeds {seeds!r} must be a whole number from 1 to {_MOST_SEEDS}.")
         return replace(self, seeds=seeds, fair=self.fair and replace(self.fair, seeds=seeds))
 
     def quickened(self) -> Experiment:
@@ -189,15 +190,7 @@ class Experiment:
 
 def read(path: Path) -> Experiment:
     """The experiment that a TOML file describes. ConfigError names the file and the key."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"the experiment {path} cannot be read ({error.strerror}): check the name."
-        ) from error
-    except ValueError as error:  # not TOML, or not UTF-8
-        raise ConfigError(f"{path}: this is no valid TOML ({error}): mend it there.") from error
-    top = Section(values, str(path), "top level")
+    top = Section(_values(path), str(path), "top level")
     name = top.text("name")
     if name != path.stem:
         raise top.refuse(f"name = {name!r} is not the file's name: it must be {path.stem!r}.")
@@ -217,10 +210,58 @@ def read(path: Path) -> Experiment:
     if kind == "direction-error":
         experiment = Experiment(**header, seeds=1, tables=(), sweeps=read_sweeps(top))
         top.finish()
+        _check_sweeps(top, experiment)
         return experiment
     experiment = _read_training(top, header)
     _check_quick(top, experiment)
     return experiment
+
+
+def _values(path: Path) -> dict[str, Any]:
+    """What the file holds; ConfigError where it is no TOML, or holds what no experiment can."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"the experiment {path} cannot be read ({error.strerror}): check the name."
+        ) from error
+    except ValueError as error:  # not TOML, or not UTF-8
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{path}: this is no valid TOML ({reason}): mend it there.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: brackets are nested too deeply: mend it there.") from error
+    _check_numbers(path, values, "top level")
+    return values
+
+
+def _check_numbers(path: Path, value: Any, place: str) -> None:
+    """Numbers must be finite, and within what a computer counts with: nothing else is meant."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and not -(2**63) < value < 2**63:
+        raise ConfigError(f"{path}: {place} = {str(value)[:40]} is wrong: it is out of range.")
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list):
+        inner = enumerate(value, start=1)
+    for key, item in inner:
+        _check_numbers(path, item, str(key) if place == "top level" else f"{place}, {key}")
+
+
+def _check_sweeps(top: Section, experiment: Experiment) -> None:
+    """The settings of a study are numbers; a study itself checks the rest when it is run."""
+    quick = experiment.quick_values
+    named = [
+        *((name, value) for sweep in experiment.sweeps for name, value in sweep.fixed.items()),
+        *((sweep.varied, value) for sweep in experiment.sweeps for value in sweep.values),
+        *(pair for key in ("divide", "set") for pair in dict(quick.get(key, {})).items()),
+    ]
+    for name, value in named:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise top.refuse(f"{name} = {value!r} is wrong: it must be a number.")
+    for name, value in dict(quick.get("divide", {})).items():
+        if value < 1:
+            raise top.refuse(f"quick, divide, {name} = {value!r} is wrong: it must be at least 1.")
 
 
 def _read_training(top: Section, header: dict[str, Any]) -> Experiment:
@@ -240,7 +281,7 @@ def _read_training(top: Section, header: dict[str, Any]) -> Experiment:
     grid = top.table("grid")
     experiment = Experiment(
         **header,
-        seeds=top.whole("seeds", 5, least=1),
+        seeds=_seeds(top, 5),
         reference=top.text("reference", ""),
         tables=_chosen(top, "tables", TABLES) or ("accuracy",),
         targets=_targets(targets, datasets) if targets else {},
@@ -354,7 +395,7 @@ def _fair(section: Section, datasets: tuple[str, ...]) -> Fair:
         epsilons=section.numbers("epsilons"),
         validation_range=section.span("validation_range", (5000, 7000)),
         tuning_seed=section.whole("tuning_seed", 100),
-        seeds=section.whole("seeds", 5, least=1),
+        seeds=_seeds(section, 5),
         datasets=chosen,
         protocol=_protocol_values(protocol) if protocol else {},
         arms=tuple(arms),
@@ -382,6 +423,13 @@ def _fair(section: Section, datasets: tuple[str, ...]) -> Fair:
     return fair
 
 
+def _seeds(section: Section, default: int) -> int:
+    seeds = section.whole("seeds", default, least=1)
+    if seeds > _MOST_SEEDS:
+        raise section.refuse(f"seeds = {seeds} is wrong: it must be at most {_MOST_SEEDS}.")
+    return seeds
+
+
 def _check_runs(top: Section, experiment: Experiment) -> None:
     """Make one run of every arm, which checks methods, datasets, settings and sizes."""
     variant = next(experiment.variants())
@@ -404,6 +452,10 @@ def _check_quick(top: Section, experiment: Experiment) -> None:
     for key in quick.items():
         if key not in known:
             raise quick.refuse(f"the key {key!r} is unknown: it may have {', '.join(known)}.")
+    _seeds(quick, 2)
+    quick.numbers("epsilons", ())
+    for key in ("train_range", "test_range", "validation_range"):
+        quick.span(key, (0, 1))
     _check_runs(top, experiment.quickened())
 
 

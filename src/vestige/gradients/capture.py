@@ -22,9 +22,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vestige.errors import PrivacyError, UnsupportedModel
+from vestige.errors import ConfigError, PrivacyError, UnsupportedModel, VestigeError
 from vestige.gradients.collector import Collector, ForwardRecord
-from vestige.gradients.refs import Layout, Ref, Source, Uncovered, overlaps, tensors_in
+from vestige.gradients.refs import (
+    Layout,
+    Ref,
+    Source,
+    Uncovered,
+    does_not_fit,
+    overlaps,
+    tensors_in,
+)
 from vestige.gradients.uses import PerExample, Use
 from vestige.groups import Slot
 
@@ -240,9 +248,26 @@ class Capture(TorchFunctionMode):
         except Uncovered as use:
             use.locate(self.inside[-1])
             raise
+        except (RuntimeError, IndexError, ValueError) as error:
+            explained = self._explained(error, func, args, kwargs)
+            if explained is None:
+                raise
+            raise explained from error
         if self._comes_from_batch(args) or (kwargs and self._comes_from_batch(kwargs)):
             self.mark(out)
         return out
+
+    def _explained(self, error: Exception, func: Any, args: Any, kwargs: Any) -> ConfigError | None:
+        """The error for arguments that torch does not take beside a parameter; None for others."""
+        if isinstance(error, VestigeError | torch.OutOfMemoryError):
+            return None
+        # Whether a value is in range, synthetic rows cannot tell: the self-check is then skipped.
+        if self.learning and isinstance(error, IndexError):
+            return None
+        given = list(tensors_in((args, kwargs)))
+        names = [ref.slot.name for ref in map(self.find, given) if ref]
+        operation = getattr(func, "__name__", str(func))
+        return does_not_fit(f"{operation} with {names[0]!r}", given, error) if names else None
 
     def _comes_from_batch(self, values: Any) -> bool:
         for value in values.values() if isinstance(values, dict) else values:

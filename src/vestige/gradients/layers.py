@@ -211,7 +211,12 @@ def _check_rows_first(
     """Images and their channels have the rows on the first axis, whatever batch_first says."""
     if not any(refs):
         return
-    shaped = input.shape[0] == capture.rows and input.ndim == (ndim or input.ndim)
+    if ndim is not None and input.ndim != ndim:
+        raise Uncovered(
+            f"a convolution is given an input of {input.ndim} axes, where rows, channels and "
+            f"positions make {ndim}"
+        )
+    shaped = input.shape[0] == capture.rows
     if not shaped or capture.find(input) or not capture.is_batched(input, refs, input.ndim - 1):
         raise Uncovered("a convolution or channel norm whose first axis is not the batch")
 

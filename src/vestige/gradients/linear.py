@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vestige.errors import UnsupportedModel
 from vestige.gradients.capture import Capture, Uses
 from vestige.gradients.refs import Ref, Uncovered
 from vestige.gradients.uses import Outer, PerExample, row_squares
@@ -23,7 +24,7 @@ def positions(value: Tensor) -> Tensor:
     """(n, d) or (n, positions, d): every axis between the rows and the last one folded."""
     if value.ndim == 2:
         return value
-    value = value.reshape(len(value), -1, value.shape[-1])
+    value = value.flatten(1, -2)
     return value.squeeze(1) if value.shape[1] == 1 else value
 
 
@@ -38,6 +39,11 @@ def _input(capture: Capture, value: Any, refs: Sequence[Ref | None], what: str) 
     """An operation's other factor: it must carry the batch's rows and be no parameter itself."""
     if not isinstance(value, Tensor) or capture.find(value) or not capture.is_batched(value, refs):
         raise Uncovered(f"{what} multiplies a parameter with something that has no batch rows")
+    if value.layout is not torch.strided:
+        raise UnsupportedModel(
+            f"{what} multiplies a parameter with a tensor of layout {value.layout}, whose rows "
+            "have no norms here: use x.to_dense()."
+        )
     return value
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vestige.errors import PrivacyError, UnsupportedModel
+from vestige.errors import ConfigError, PrivacyError, UnsupportedModel
 from vestige.gradients.uses import Use, Viewed
 from vestige.groups import Slot
 
@@ -100,6 +100,18 @@ class Layout:
             "be the first one (batch_first=True) or the second (batch_first=False) throughout the "
             "model."
         )
+
+
+def does_not_fit(operation: str, given: Sequence[Tensor], error: Exception) -> ConfigError:
+    """The error for tensors that torch refuses to run an operation with a parameter on."""
+    shown = "; ".join(
+        f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}" for t in given[:2]
+    )
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    return ConfigError(
+        f"{operation} does not take what it is given: {shown} (torch: {said[:200]}). Give the "
+        "model rows of the shape, type and range that it was built for, such as x.float()."
+    )
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:

@@ -55,7 +55,7 @@ def limited(squares: Tensor, dtype: torch.dtype) -> Tensor:
     """Squared norms of factors, infinite where `dtype` could not hold them: such an example drops
     out, because its clipped product of a huge and a vanishing factor would not be exact."""
     most = torch.finfo(dtype).max
-    if squares.device.type == "cpu" and float(squares.max()) <= most:
+    if squares.numel() == 0 or (squares.device.type == "cpu" and float(squares.max()) <= most):
         return squares
     return squares.masked_fill(squares > most, torch.inf)
 

@@ -1,0 +1,180 @@
+"""The audit table: every registered method, attacked at the same claim.
+
+    python -m vestige.audit --table results/audit
+
+writes audit.json (every result), table.md (what docs show) and plots of three methods. With so many
+bounds a few at 95 % would exceed the truth by chance, so the free and the family bounds of all
+methods hold together: each has the confidence 1 - 0.05 / (number of bounds). The one-run bounds are
+at 95 % each: their correction for delta, 2 m delta, leaves no room for more.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vestige.audit.canary import audit
+from vestige.audit.one_run import audit_one_run
+from vestige.audit.plot import write
+from vestige.audit.result import AuditResult, rounded_down
+from vestige.errors import ConfigError
+from vestige.methods import METHODS
+
+TEETH = (("dp-sgd", "fo", "sma"), ((1.0, 20_000), (2.0, 4000), (4.0, 4000)))
+PUBLISHED_TRIALS = 4000  # each is a whole run
+ONE_RUN_TRIALS = 1000
+JOINT_CONFIDENCE = 0.95
+BOUNDS = 2  # of a method: free and family
+_PLOTTED = ("fo", "geodp", "dp-adam-ac")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one claim: the attack on the releases, and on the final model if wanted."""
+
+    canary: AuditResult
+    one_run: AuditResult | None = None
+
+
+def rows(methods: Sequence[str], epsilon: float, trials: int, seed: int | None) -> list[Row]:
+    """Every method at `epsilon`, with both attacks."""
+    found = []
+    confidence = 1 - (1 - JOINT_CONFIDENCE) / (BOUNDS * max(1, len(methods)))
+    for number, name in enumerate(methods):
+        if name not in METHODS:
+            raise ConfigError(f"method={name!r} is unknown: choose from {', '.join(METHODS)}.")
+        count = trials if METHODS[name].private else min(trials, PUBLISHED_TRIALS)
+        own = _own_seed(seed, number)
+        options: dict[str, Any] = {"epsilon": epsilon, "seed": own}
+        first = audit(name, trials=count, confidence=confidence, **options)
+        second = audit_one_run(name, trials=min(trials, ONE_RUN_TRIALS), **options)
+        found.append(Row(first, second))
+        _say(found[-1])
+    return found
+
+
+def teeth(seed: int | None, methods: Sequence[str]) -> list[Row]:
+    """DP-SGD, FO and SMA at the claims where the audit must have teeth."""
+    found: list[Row] = []
+    for name in (name for name in TEETH[0] if name in methods):
+        for epsilon, trials in TEETH[1]:
+            own = _own_seed(seed, len(METHODS) + len(found))
+            found.append(Row(audit(name, epsilon=epsilon, trials=trials, seed=own)))
+            _say(found[-1])
+    return found
+
+
+def write_table(
+    out: Path, methods: Sequence[str], epsilon: float, trials: int, seed: int | None, command: str
+) -> list[Path]:
+    """Audit, and write what `out` asks for: a folder with everything, or one .json or .md file."""
+    if out.suffix not in ("", ".json", ".md"):
+        raise ConfigError(
+            f"table {str(out)!r} must be a folder, or a file that ends in .json or .md."
+        )
+    folder = out if not out.suffix else out.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    every, sharp = rows(methods, epsilon, trials, seed), teeth(seed, methods)
+    numbers = json.dumps(_numbers(every, sharp, command), indent=2, allow_nan=False) + "\n"
+    text = markdown(every, sharp, command)
+    files = {".json": numbers, ".md": text}
+    if out.suffix:
+        out.write_text(files[out.suffix])
+        return [out]
+    written = [folder / "audit.json", folder / "table.md"]
+    written[0].write_text(numbers)
+    written[1].write_text(text)
+    for one in (row.canary for row in every if row.canary.method in _PLOTTED):
+        written.append(folder / f"{one.method}.png")
+        write(one, written[-1])
+    return written
+
+
+def _numbers(every: Sequence[Row], sharp: Sequence[Row], command: str) -> dict[str, object]:
+    return {
+        "command": command,
+        "methods": [
+            row.canary.as_dict()
+            | {
+                "epsilon_lower_one_run": row.one_run.epsilon_lower if row.one_run else None,
+                "trials_one_run": row.one_run.trials if row.one_run else None,
+                "seconds_one_run": row.one_run.seconds if row.one_run else None,
+            }
+            for row in every
+        ],
+        "teeth": [row.canary.as_dict() for row in sharp],
+    }
+
+
+def markdown(every: Sequence[Row], sharp: Sequence[Row], command: str) -> str:
+    """The two tables, with the command that made them."""
+    lines = [
+        f"Made by `{command}`. Lower bounds are rounded down, claims up. *free*: free of "
+        "assumptions; *family*: through the mechanism's family; *one run*: from the losses of the "
+        f"final model, {ONE_RUN_TRIALS:,} canaries at most. Seconds are those of the canary audit. "
+        f"The free and family bounds of all methods hold together at {JOINT_CONFIDENCE:.0%} "
+        "confidence, the one-run bounds at 95% each.",
+        "",
+        "| method | claimed | free | family | one run | canaries | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in every:
+        one, alone = row.canary, row.one_run
+        claim = _up(one.epsilon_claimed)
+        if one.epsilon_claimed is None:
+            claim = f"none; published {_up(one.epsilon_published)}"
+        limit = one.epsilon_published if one.epsilon_claimed is None else one.epsilon_claimed
+        free, family = _bound(one.epsilon_lower, limit), _bound(one.epsilon_lower_family, limit)
+        final = "" if alone is None else _bound(alone.epsilon_lower, limit)
+        lines.append(
+            f"| {one.method} | {claim} | {free} | {family} | {final} | {one.trials:,} "
+            f"| {one.seconds:.1f} |"
+        )
+    if sharp:
+        lines += [
+            "",
+            "How much of the claim the family bound reaches, each bound at 95 % confidence:",
+            "",
+            "| method | claimed | free | family | family / claimed | canaries | seconds |",
+            "|---|---|---|---|---|---|---|",
+        ]
+    for row in sharp:
+        one = row.canary
+        assert one.epsilon_claimed is not None and one.epsilon_lower_family is not None
+        share = one.epsilon_lower_family / one.epsilon_claimed
+        lines.append(
+            f"| {one.method} | {_up(one.epsilon_claimed)} | {_down(one.epsilon_lower)} "
+            f"| {_down(one.epsilon_lower_family)} | {int(100 * share)} % | {one.trials:,} "
+            f"| {one.seconds:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _own_seed(seed: int | None, row: int) -> int | None:
+    """Rows have noise of their own: the same luck in all of them would say less."""
+    return None if seed is None else seed + row
+
+
+def _up(value: float | None) -> str:
+    return "none" if value is None else f"{-(-value * 100 // 1) / 100:.2f}"
+
+
+def _down(value: float | None) -> str:
+    return "" if value is None else rounded_down(value)
+
+
+def _bound(value: float | None, limit: float | None) -> str:
+    exceeds = value is not None and limit is not None and value > limit
+    return f"**{_down(value)}**, violated" if exceeds else _down(value)
+
+
+def _say(row: Row) -> None:
+    one = row.canary
+    claim = one.epsilon_published if one.epsilon_claimed is None else one.epsilon_claimed
+    family = "-" if one.epsilon_lower_family is None else f"{one.epsilon_lower_family:.2f}"
+    line = f"{one.method}: claim {claim:.2f}, free {one.epsilon_lower:.2f}, family {family}"
+    print(f"{line}, {one.seconds:.1f} s", file=sys.stderr, flush=True)

@@ -1,0 +1,356 @@
+"""Putting a statement together from the public facts of a run."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import vestige
+from vestige import accounting
+from vestige.ledger import Event, merge
+from vestige.methods import METHODS
+from vestige.plan import ADJACENCY, PrivacyPlan, common_adjacency
+from vestige.statement import coverage, curves
+from vestige.statement.mechanism import marginal, mechanism, sampler
+from vestige.statement.plain import (
+    charged_span,
+    event_rows,
+    finite,
+    plain,
+    public_facts,
+    span,
+)
+
+if TYPE_CHECKING:
+    from vestige.engine import PrivacyEngine
+
+NAME, VERSION = "vestige privacy statement", 1
+PRIVATE, TEST_MODE, NONE = "private", "test mode", "none"
+_WEAK = 10.0  # an epsilon of this or more protects little
+_PACKAGES = ("torch", "numpy", "scipy", "dp-accounting", "cryptography")
+# Facts of a run that have a place of their own in the statement.
+_PLACED = ("versions", "tuning", "target_epsilon", "max_epsilon", "planned_epsilon")
+
+
+def build(
+    plan: PrivacyPlan,
+    events: Sequence[Event],
+    *,
+    delta: float,
+    accountant: str,
+    released: int,
+    repeatable: bool,
+    caveats: Sequence[str],
+    run: Mapping[str, Any] | None = None,
+    earlier: Sequence[Event] = (),
+    over_reported: int = 0,
+) -> dict[str, Any]:
+    """The statement of a run as strict JSON types.
+
+    `events` are what this run was charged, `earlier` what other runs in the same ledger were:
+    epsilon is that of both together, and the run alone is told beside it. `released` counts the
+    releases that were made, `over_reported` those that were charged and lost in a crash.
+
+    `run` are public facts: dataset, model, parameters, optimizer, lr, seed, device, date, classes,
+    classes_inferred, interrupted, stopped_by ("budget guard" where that ended the run), held_out
+    (names of figures measured on held-out data), outside_guarantee (names of figures computed on
+    training records), tuning (a sentence), target_epsilon, max_epsilon, planned_epsilon, versions;
+    other names are kept as they are.
+
+    Guarantee: every epsilon is an upper bound by the accountant that is named with it; infinite
+    ones are null, with the reason in words. Nothing is computed from data.
+    """
+    name = accounting.accountant_name(accountant)
+    accounting.epsilon((), delta, name)  # refuses a bad delta
+    facts = public_facts(run)
+    everything = curves.prepared([*earlier, *events])
+    curve = curves.epsilon_curve(everything, delta, name)
+    epsilon = dict(curve)[delta]
+    alone = accounting.epsilon(events, delta, name) if earlier else epsilon
+    reason = None if math.isfinite(epsilon) else _reason(plan, alone)
+    status = NONE if reason else TEST_MODE if repeatable else PRIVATE
+    described = mechanism(plan, events, released)
+    trade_off = curves.trade_off(everything, name, curve) if not reason else []
+    return {
+        "statement": NAME,
+        "version": VERSION,
+        "status": status,
+        "headline": _headline(plan, status, epsilon, delta, len(earlier) > 0, reason),
+        "warnings": _warnings(plan, status, epsilon, delta, repeatable, facts, released),
+        "guarantee": {
+            "kind": accounting.guarantee(epsilon, plan.adjacency),
+            "epsilon": finite(epsilon),
+            "delta": float(delta),
+            "accountant": name,
+            "by_accountant": {
+                each: finite(curves.epsilons(everything, [delta], each)[0])
+                for each in accounting.ACCOUNTANTS
+            },
+            "this_run_alone": finite(alone),
+            "reason": reason,
+            "meaning": _meaning(epsilon, delta, trade_off) if not reason else [],
+        },
+        "unit": {**coverage.unit(plan), "groups": _groups(everything, delta)},
+        "covered": coverage.covered() if not reason else [],
+        "not_covered": coverage.not_covered(plan, facts, repeatable),
+        "assumptions": coverage.assumptions(),
+        "calibration": _calibration(plan, events, facts, name, delta),
+        "curve": {
+            "accountant": name,
+            "points": [{"delta": d, "epsilon": finite(e)} for d, e in curve],
+        },
+        "trade_off": {
+            "note": "lower bounds on the misses of any test for one record",
+            "points": [{"false_alarms": a, "misses_at_least": b} for a, b in trade_off],
+        },
+        "gaussian_dp": _gaussian(delta, epsilon, curve, bool(everything)),
+        "mechanism": described,
+        "sampler": sampler(plan),
+        "ledger": {
+            "events": event_rows(events),
+            "earlier": event_rows(earlier),
+            "charged": sum(event.count for event in events),
+            "released": released,
+            "over_reported": over_reported,
+        },
+        "marginal": marginal(plan, events, delta),
+        "caveats": [str(caveat) for caveat in caveats],
+        "run": {key: value for key, value in facts.items() if key not in _PLACED},
+        "versions": {**_versions(), **facts.get("versions", {})},
+    }
+
+
+def of_engine(
+    engine: PrivacyEngine, delta: float, *, caveats: Sequence[str] | None = None, **run_facts: Any
+) -> dict[str, Any]:
+    """The statement of everything that `engine` has released so far; `run_facts` as for `build`.
+
+    What other runs have charged to the same ledger file is part of the claim and listed apart.
+    `caveats` are the engine's own unless they are given.
+    """
+    from vestige.engine import REPEATABLE
+
+    own, ledger = engine.caveats(), engine.ledger
+    charged = engine._attached().door.own.events
+    others = without(ledger.merged(), charged)
+    return build(
+        replace(engine.plan, adjacency=_common_adjacency(engine)),
+        charged,
+        delta=delta,
+        accountant=engine.accountant,
+        released=engine.released,
+        repeatable=REPEATABLE in own,
+        caveats=own if caveats is None else caveats,
+        run=run_facts,
+        earlier=others,
+        over_reported=engine.lost,
+    )
+
+
+def _common_adjacency(engine: PrivacyEngine) -> str:
+    """The relation that all runs on the ledger file are private for."""
+    runs = engine.ledger.file.content.runs.values() if engine.ledger.file else ()
+    others = (str(run.about.get("adjacency", ADJACENCY)) for run in runs)
+    return common_adjacency([engine.plan.adjacency, *others])
+
+
+def without(events: Sequence[Event], others: Sequence[Event]) -> list[Event]:
+    """The events that are left when the charges of `others` are taken out, never fewer than that.
+
+    A charge of `others` that is not among `events` takes nothing away.
+    """
+    taken = {(e.sample_rate, e.noise_multiplier): e.count for e in merge(others)}
+    left = []
+    for event in merge(events):
+        count = event.count - taken.get((event.sample_rate, event.noise_multiplier), 0)
+        if count > 0:
+            left.append(Event(event.sample_rate, event.noise_multiplier, count))
+    return left
+
+
+def _reason(plan: PrivacyPlan, alone: float) -> str:
+    """Why epsilon is infinite."""
+    if math.isfinite(alone):
+        return "an earlier release in the same ledger has no guarantee"
+    if not plan.private:
+        method = METHODS.get(plan.method)
+        own = method.guarantee if method else "its author says so"
+        return f"method {plan.method} is {own}" if own.startswith("not ") else own
+    if plan.count_noise == 0:
+        return "the counts of quantile clipping were released without noise"
+    return "at least one release was made without noise, or with next to none"
+
+
+def _headline(
+    plan: PrivacyPlan,
+    status: str,
+    epsilon: float,
+    delta: float,
+    composed: bool,
+    reason: str | None,
+) -> str:
+    if reason:
+        return (
+            f"NO PRIVACY GUARANTEE: {reason}. Epsilon is infinite: the model may reveal any of its "
+            "training records."
+        )
+    scope = "This run, together with what its ledger held before," if composed else "This run"
+    claim = (
+        f"{scope} is (epsilon, delta)-differentially private with epsilon = {rounded_up(epsilon)} "
+        f"at delta = {delta:g}. Neighbouring data: {plan.adjacency}."
+    )
+    if status == TEST_MODE:
+        return (
+            "TEST MODE, NOT FOR RELEASE: lots and noise came from a chosen seed, and nothing is "
+            f"protected from anyone who knows or guesses it. For everybody else: {claim}"
+        )
+    return claim
+
+
+def rounded_up(value: float, places: int = 3) -> str:
+    """An epsilon in decimals, never less than it is."""
+    scale = 10**places
+    return f"{math.ceil(value * scale) / scale:.{places}f}"
+
+
+def _warnings(
+    plan: PrivacyPlan,
+    status: str,
+    epsilon: float,
+    delta: float,
+    repeatable: bool,
+    facts: Mapping[str, Any],
+    released: int,
+) -> list[str]:
+    found = []
+    if status == NONE and repeatable:
+        found.append("Lots and noise also came from a chosen seed (test mode).")
+    if status != NONE and epsilon >= _WEAK:
+        found.append(
+            f"An epsilon of {_WEAK:g} or more protects little on its own: the formal bound lets an "
+            f"observer's odds change by a factor of e^{rounded_up(epsilon, 1)}."
+        )
+    if delta * plan.dataset_size >= 1:
+        found.append(
+            f"Delta {delta:g} is not below 1 / records ({1 / plan.dataset_size:.3g}): it would "
+            "allow a whole record to be published. Read the curve at a smaller delta."
+        )
+    if facts.get("outside_guarantee"):
+        found.append(
+            "The run folder holds figures computed on training records without noise: "
+            f"{', '.join(map(str, facts['outside_guarantee']))}. Remove them before sharing it."
+        )
+    if released == 0:
+        found.append("Nothing was released: the model still has its initial weights.")
+    elif _stopped_early(plan, released, facts) and status != NONE:
+        assert plan.steps is not None
+        found.append(_stopped(plan.steps, released, facts.get("planned_epsilon")))
+    return found
+
+
+def _stopped_early(plan: PrivacyPlan, released: int, facts: Mapping[str, Any]) -> bool:
+    """Whether somebody, and not the plan or the budget guard, decided where the run ends."""
+    planned = plan.steps is not None and released < plan.steps
+    return planned and facts.get("stopped_by") != "budget guard"
+
+
+def _stopped(steps: int, released: int, planned: Any) -> str:
+    known = isinstance(planned, int | float)
+    whole = f"epsilon {rounded_up(planned)}, that" if known else "the epsilon"
+    return (
+        f"The run ended after {released} of {steps} planned releases. Its epsilon holds if the "
+        "decision to stop did not look at the releases or at figures measured on them; if it "
+        f"did, take {whole} of all planned releases."
+    )
+
+
+def _meaning(epsilon: float, delta: float, trade_off: Sequence[tuple[float, float]]) -> list[str]:
+    odds = f"{math.exp(epsilon):.3g}" if epsilon < 700 else f"e^{rounded_up(epsilon, 1)}"
+    found = [
+        "For any two neighbouring datasets and any set of outcomes, the probability of the "
+        f"outcomes on one is at most e^{rounded_up(epsilon)} (about {odds}) times that on the "
+        f"other, plus {delta:g}."
+    ]
+    by_alarm = dict(trade_off)
+    if 0.01 in by_alarm:
+        caught = math.ceil((1 - by_alarm[0.01]) * 1000) / 10
+        found.append(
+            "Whoever tests whether a given record was used, and would say yes with a chance of at "
+            f"most 1 % if it was not, says yes with a chance of at most {caught:.1f} % if it was."
+        )
+    return found
+
+
+def _groups(events: Sequence[Event], delta: float) -> list[dict[str, Any]]:
+    """Bounds for several records of one person together."""
+    bounds = curves.of_several_records(events, delta)
+    return [
+        {"records": records, "delta": float(delta), "epsilon": finite(bound)}
+        for records, bound in bounds.items()
+    ]
+
+
+def _calibration(
+    plan: PrivacyPlan,
+    events: Sequence[Event],
+    facts: Mapping[str, Any],
+    accountant: str,
+    delta: float,
+) -> dict[str, Any]:
+    target, guard = facts.get("target_epsilon"), facts.get("max_epsilon")
+    if target is None:
+        how = "The noise multiplier was given; epsilon follows from it and from the releases made."
+    else:
+        how = (
+            f"The noise multiplier was solved for before the first lot: the smallest one, within "
+            f"0.1 %, at which accountant {accountant} gives the {plan.steps} planned releases an "
+            f"epsilon of at most {target:g} at delta {delta:g}. The same accountant makes the "
+            "claim."
+        )
+    if guard is not None:
+        how += f" A budget guard stops the run before epsilon would exceed {guard:g}."
+    return {
+        "how": how,
+        "target_epsilon": target,
+        "max_epsilon": guard,
+        "planned_epsilon": facts.get("planned_epsilon"),
+        "planned_steps": plan.steps,
+        "accountant": accountant,
+        "noise_multiplier": span(plan.noise_multiplier),
+        "beta": span(plan.beta),
+        "sigma_eff": charged_span(events),
+    }
+
+
+def _gaussian(
+    delta: float, epsilon: float, curve: Sequence[tuple[float, float]], any_event: bool
+) -> dict[str, Any]:
+    note = (
+        "approximate: the mu whose Gaussian mechanism has the claimed delta at the claimed "
+        "epsilon. The run is not exactly mu-GDP; over the curve the matching mu lies in the range "
+        "given"
+    )
+    mus = [curves.gaussian_mu(d, e) for d, e in curve if math.isfinite(e)] if any_event else []
+    known = math.isfinite(epsilon) and any_event
+    return {
+        "mu": curves.gaussian_mu(delta, epsilon) if known else None,
+        "approximate": True,
+        "at_delta": float(delta),
+        "over_curve": span(mus) if known and mus else None,
+        "note": note,
+    }
+
+
+def _versions() -> dict[str, str]:
+    """The versions of what the numbers depend on."""
+    found = {"vestige": vestige.__version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return plain(found)  # type: ignore[no-any-return]

@@ -1,0 +1,59 @@
+"""The statement of a run that was killed: from its last checkpoint and its ledger.
+
+The checkpoint has the plan and what was public when it was made; the ledger has everything that was
+charged since, so the epsilon is that of the whole run, the releases that the crash has lost
+included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vestige import ledger_file
+from vestige.errors import ConfigError
+from vestige.plan import ADJACENCY, PrivacyPlan, common_adjacency
+from vestige.session import CHECKPOINT, LEDGER
+from vestige.statement.making import build
+
+
+def of_folder(folder: Path) -> dict[str, Any]:
+    """The statement of the unfinished run in `folder`; ConfigError where it cannot be made."""
+    from vestige import checkpoint
+    from vestige.engine import REPEATABLE
+
+    state, _ = checkpoint.read(folder / CHECKPOINT)
+    try:
+        engine, config = state["engine"], state["others"]["config"]
+        plan = PrivacyPlan.restored(engine["plan"])
+        shared, run = config["ledger"], engine["run"]
+        delta, accountant = config["delta"], config["accountant"]
+        known = sum(event["count"] for event in engine["own"]["events"])
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{str(folder / CHECKPOINT)!r} was not made by vestige train: use engine.statement() "
+            "in your own loop."
+        ) from error
+    spent = ledger_file.read(folder / LEDGER if shared is None else Path(shared)).runs
+    own = spent[run].events if run in spent else ()
+    charged = sum(event.count for event in own)
+    kinds = [str(other.about.get("adjacency", ADJACENCY)) for other in spent.values()]
+    return build(
+        replace(plan, adjacency=common_adjacency([plan.adjacency, *kinds])),
+        own,
+        delta=delta,
+        accountant=accountant,
+        released=engine["released"],
+        repeatable=engine["repeatable_noise"],
+        caveats=[REPEATABLE] if engine["repeatable_noise"] else [],
+        run={
+            "dataset": config["dataset"],
+            "seed": config["seed"],
+            "interrupted": True,
+            "target_epsilon": config["epsilon"],
+            "max_epsilon": config["max_epsilon"],
+        },
+        earlier=[e for name, other in spent.items() if name != run for e in other.events],
+        over_reported=engine["lost"] + max(0, charged - known),
+    )

@@ -1,0 +1,246 @@
+"""`vestige verify MODULE:factory`: the checks on somebody else's method, and what may go wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from vestige import cli_verify
+from vestige.accounting import Charge
+from vestige.audit.findings import Finding, Report
+from vestige.audit.mixing import Mixing
+from vestige.audit.observation import observe
+from vestige.audit.setting import FEWEST_TRIALS
+from vestige.audit.verify import CHECKS, TRIALS, load, verify
+from vestige.cli import _Program
+from vestige.errors import ConfigError
+from vestige.factorisation import tree_sensitivity
+from vestige.methods import DPFTRL, DPSGD, FO, FractionalNoise, GeoDP, Method
+from vestige.methods.base import AT_SIGMA
+
+PAGE = Path(__file__).parents[1] / "docs" / "verify.md"
+
+app = typer.Typer(cls=_Program)
+app.callback()(lambda: None)
+cli_verify.register(app)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["verify", *arguments], catch_exceptions=False)
+
+
+def examples():
+    """The page's own module: its Python blocks, one after the other."""
+    return "\n\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
+
+
+def printed():
+    """What the page shows after each command: (arguments, output)."""
+    console = r"```console\n\$ vestige verify (.*?)\n(.*?)```"
+    return dict(re.findall(console, PAGE.read_text(), re.DOTALL))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder with modules of our own, forgotten afterwards."""
+    before = set(sys.modules)
+    (tmp_path / "my_methods.py").write_text(examples())
+    (tmp_path / "odd.py").write_text(
+        "number = 3\n"
+        "def fails():\n    raise ValueError('no such\\nthing')\n"
+        "def returns():\n    return number\n"
+        "def needs(argument):\n    return argument\n"
+        "def a_class():\n    from vestige.methods import FO\n    return FO\n"
+        "def an_instance():\n    from vestige.methods import FO\n    return FO(beta=0.5)\n"
+    )
+    (tmp_path / "broken.py").write_text("import nowhere_to_be_found\n")
+    (tmp_path / "worse.py").write_text("raise RuntimeError('not today')\n")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name in ("my_methods", "odd", "broken", "worse"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("odd", "not of the form MODULE:factory"),
+        (":odd", "not of the form MODULE:factory"),
+        ("odd:", "not of the form MODULE:factory"),
+        ("nowhere:x", "module 'nowhere' was not found"),
+        ("json.nowhere:x", "module 'json.nowhere' was not found"),
+        ("broken:x", "module 'broken' needs another: No module named 'nowhere_to_be_found'"),
+        ("worse:x", "module 'worse' could not be imported: RuntimeError: not today"),
+        ("odd:missing", "module 'odd' has no 'missing'"),
+        ("odd:number", "is a int, which cannot be called"),
+        ("odd:fails", "raised ValueError: no such thing"),
+        ("odd:needs", "raised TypeError"),
+        ("odd:returns", "returned a int"),
+    ],
+)
+def test_a_wrong_target_is_one_line_and_exit_code_2(target, words, folder):
+    result = run(target)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert words in line
+
+
+def test_a_factory_may_return_an_instance_or_a_class_or_be_one(folder):
+    assert load("odd:an_instance") == FO(beta=0.5)
+    assert load("odd:a_class") == FO()
+    assert load("vestige.methods:FO") == FO()
+    assert load("my_methods:Echo").name == "echo"
+    assert str(folder) not in sys.path
+
+
+@pytest.mark.parametrize(("name", "failing"), [("Echo", []), ("Eager", ["replay"])])
+def test_the_examples_of_the_page_pass_and_fail(name, failing, folder):
+    result = run(f"my_methods:{name}", "--quick", "--seed", "1", "--json")
+    assert result.exit_code == bool(failing)
+    verdict = json.loads(result.stdout, parse_constant=pytest.fail)  # no NaN, no Infinity
+    assert verdict["method"] == name.lower() and verdict["passed"] == (not failing)
+    assert [check["check"] for check in verdict["checks"]] == list(CHECKS)
+    assert [c["check"] for c in verdict["checks"] if not c["passed"]] == failing
+    for check in verdict["checks"]:
+        assert bool(check["findings"]) != check["passed"]
+        for finding in check["findings"]:
+            assert finding["figure"] > finding["bound"] and finding["sentence"].endswith(".")
+
+
+@pytest.mark.slow
+@pytest.mark.audit
+@pytest.mark.parametrize("place", range(2))
+def test_the_page_shows_what_is_printed(place, folder):
+    arguments, shown = list(printed().items())[place]
+    result = run(*arguments.split())
+    seconds = re.compile(r"\d+ seconds")
+    ours, theirs = seconds.sub("s", result.stdout), seconds.sub("s", shown)
+    assert [line.rstrip() for line in ours.splitlines()] == [
+        line.rstrip() for line in theirs.splitlines()
+    ]
+
+
+def test_the_table_says_what_was_seen_and_what_was_found(folder):
+    result = run("my_methods:Eager", "--quick", "--seed", "1")
+    assert result.exit_code == 1
+    assert "FAILED" in result.stdout and "4 of 5 checks passed" in result.stdout
+    assert "replay: ordinary lots: one record moves the whole query by" in result.stdout
+
+
+def test_few_trials_are_refused():
+    assert cli_verify._TRIALS == TRIALS
+    assert cli_verify._FEWEST == FEWEST_TRIALS
+    result = run("vestige.methods:FO", "--trials", "5")
+    assert result.exit_code == 2 and "trials" in result.stderr
+
+
+def test_a_method_without_a_guarantee_fails():
+    found = verify(GeoDP(), seed=1, quick=True)
+    by_check = {report.check: report for report in found.reports}
+    assert [f.what for f in by_check["claim"].findings] == ["no claim"]
+    assert "no guarantee" in by_check["noise"].not_applicable
+    assert not found.passed
+
+
+@dataclass(frozen=True)
+class Cheap(DPSGD):
+    """Plans with half of what it is charged."""
+
+    name: ClassVar[str] = "cheap"
+
+    def charges(self, rate, beta, steps, lots_per_epoch, beside):
+        from collections import Counter
+
+        return Counter({Charge(rate, 0.5): steps})
+
+
+def test_a_plan_that_is_not_what_is_charged_fails():
+    report = verify(Cheap(), seed=1, quick=True).reports[0]
+    (finding,) = report.findings
+    assert finding.what == "planned charges"
+    assert "60 x (rate 0.1, 1.6)" in str(finding) and "60 x (rate 0.1, 0.8)" in str(finding)
+
+
+@dataclass(frozen=True)
+class Refusing(Method):
+    """Cannot be run at all."""
+
+    name: ClassVar[str] = "refusing"
+    guarantee: ClassVar[str] = AT_SIGMA
+
+    def memory(self, steps_per_epoch):
+        raise RuntimeError("I would\nrather not")
+
+
+def test_a_check_that_cannot_run_has_not_passed():
+    found = verify(Refusing(), seed=1, quick=True)
+    for report in found.reports:
+        (finding,) = report.findings
+        assert finding.what == "could not run"
+        assert str(finding).endswith("RuntimeError: I would rather not")
+
+
+def test_findings_are_strict_json():
+    finding = Finding("what", "It is.", 3, float("inf"), 1.0)
+    report = Report("noise", (finding,), {"a": float("nan"), "b": {"c": -float("inf")}})
+    assert json.loads(json.dumps(report.as_dict(), allow_nan=False)) == {
+        "check": "noise",
+        "passed": False,
+        "not_applicable": None,
+        "findings": [
+            {"what": "what", "sentence": "It is.", "step": 3, "figure": "inf", "bound": 1.0}
+        ],
+        "figures": {"a": "nan", "b": {"c": "-inf"}},
+    }
+    assert str(finding) == "It is." and Report("noise").passed
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FractionalNoise(order=0.5, bands=4), DPFTRL(), DPFTRL(honaker=False, restart=1)],
+    ids=["banded", "honaker", "plain"],
+)
+def test_the_mixing_knows_the_marginals_and_reveals_no_more_than_is_charged(method):
+    seen = observe(method, steps=24, seed=1)
+    mixing = Mixing(method, seen.plan, 24)
+    for row, look in enumerate(seen.whole.looks):
+        told = look.stds[0] / (seen.setting.noise_multiplier * seen.setting.clip)
+        assert mixing.marginals[row] == pytest.approx(told, rel=1e-9)
+    if isinstance(method, FractionalNoise):
+        # One lot of a record, the band's length before the end: exactly one release at sigma.
+        assert mixing.revealed(24, [7]) == pytest.approx(1.0, rel=1e-9)
+        assert mixing.revealed(24, [3, 4]) > 2.0  # neighbouring lots would cost more than two
+    else:
+        length = 24 if method.restart is None else seen.plan.lots_per_epoch
+        pattern = list(range(2, length, seen.plan.lots_per_epoch))
+        allowed = tree_sensitivity(length, seen.plan.lots_per_epoch)
+        assert 1.0 < mixing.revealed(24, pattern) <= allowed * (1 + 1e-9)
+
+
+def test_the_command_is_known_before_torch_is_imported():
+    code = (
+        "import sys, typer; from vestige import cli_verify; cli_verify.register(typer.Typer());"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_adjacency_is_named():
+    class Strange(DPSGD):
+        adjacency = "swap two records"
+
+    found = verify(Strange(), seed=1, quick=True)
+    assert "swap two records" in str(found.reports[1].findings[0])
+    with pytest.raises(ConfigError, match="begin with 'zero out'"):
+        observe(Strange(), steps=2)
