@@ -327,7 +327,9 @@ def test_numbers_computed_on_training_records_are_marked_or_absent(
 ) -> None:
     done = ran(tmp_path, method="sma", train_loss=train_loss)
     losses = [figure["loss"] for figure in done.figures]
-    private = losses + [figure["accuracy"] for figure in done.figures]
+    # An accuracy of 8 in 47 is the sampling rate as well, and proves nothing.
+    accuracies = {figure["accuracy"] for figure in done.figures} - {LOT / TRAIN, 1.0}
+    private = losses + sorted(accuracies)
     assert all(0.01 < value < 100 for value in losses)
     marked = set()
     for path in done.files():
