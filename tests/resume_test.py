@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -344,18 +345,21 @@ def test_another_run_is_refused_and_named_and_nothing_changes(tmp_path, changes,
 # -- what goes wrong ------------------------------------------------------------------------
 
 
-def test_a_full_disk_ends_with_a_message_and_the_earlier_checkpoint(tmp_path, monkeypatch):
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO])
+def test_a_full_or_unwritable_disk_ends_with_a_message_and_the_earlier_checkpoint(
+    tmp_path, monkeypatch, code
+):
     write, left = os.write, [40]
 
     def filling(file, content):
         left[0] -= 1
         if left[0] < 0:
             write(file, bytes(content)[: len(content) // 2])
-            raise OSError(28, "No space left on device")
+            raise OSError(code, os.strerror(code))
         return write(file, content)
 
     monkeypatch.setattr(os, "write", filling)
-    with pytest.raises(StorageError, match="No space left on device"):
+    with pytest.raises(StorageError, match=os.strerror(code)):
         training.train(config(tmp_path / "run"))
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

@@ -230,22 +230,24 @@ def _values(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: this is no valid TOML ({reason}): mend it there.") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: brackets are nested too deeply: mend it there.") from error
-    _check_numbers(path, values, "top level")
+    _check_values(path, values, "top level")
     return values
 
 
-def _check_numbers(path: Path, value: Any, place: str) -> None:
-    """Numbers must be finite, and within what a computer counts with: nothing else is meant."""
+def _check_values(path: Path, value: Any, place: str) -> None:
+    """Numbers must be finite, and within what a computer counts with; nothing is a date."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if number and not -(2**63) < value < 2**63:
         raise ConfigError(f"{path}: {place} = {str(value)[:40]} is wrong: it is out of range.")
+    if not isinstance(value, int | float | str | list | dict):
+        raise ConfigError(f"{path}: {place} = {value} is wrong: it is a date or a time.")
     inner: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
         inner = value.items()
     elif isinstance(value, list):
         inner = enumerate(value, start=1)
     for key, item in inner:
-        _check_numbers(path, item, str(key) if place == "top level" else f"{place}, {key}")
+        _check_values(path, item, str(key) if place == "top level" else f"{place}, {key}")
 
 
 def _check_sweeps(top: Section, experiment: Experiment) -> None:
@@ -431,11 +433,16 @@ def _seeds(section: Section, default: int) -> int:
 
 
 def _check_runs(top: Section, experiment: Experiment) -> None:
-    """Make one run of every arm, which checks methods, datasets, settings and sizes."""
-    variant = next(experiment.variants())
+    """Make a run of every arm and value, which checks methods, datasets, settings and sizes."""
+    first = next(experiment.variants())
+    others = [
+        first | {key: value} for key, values in experiment.grid.items() for value in values[1:]
+    ]
     for dataset in experiment.datasets:
         for number, arm in enumerate(experiment.arms, start=1):
-            _checked(top, f"arm {number} ({arm.label})", experiment.run, arm, dataset, variant, 0)
+            for variant in (first, *others):
+                place = f"arm {number} ({arm.label})"
+                _checked(top, place, experiment.run, arm, dataset, variant, 0)
     fair = experiment.fair
     for dataset in fair.datasets if fair else ():
         for number, tuned in enumerate(fair.arms if fair else (), start=1):
