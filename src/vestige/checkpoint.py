@@ -147,7 +147,12 @@ def check_optimizer(saved: Mapping[str, Any], name: str, optimizer: Optimizer) -
             f"the checkpoint is of the optimizer {name}, not of {type(optimizer).__name__}: use "
             "the same one."
         )
-    theirs = [len(group.get("params", ())) for group in saved.get("param_groups", ())]
+    groups = saved.get("param_groups")
+    theirs = [
+        len(group["params"])
+        for group in (groups if isinstance(groups, list) else ())
+        if isinstance(group, Mapping) and isinstance(group.get("params"), list)
+    ]
     ours = [len(group["params"]) for group in optimizer.param_groups]
     if theirs != ours:
         raise ConfigError(

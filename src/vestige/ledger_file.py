@@ -73,6 +73,7 @@ class Content:
     digests: dict[str, str] = field(default_factory=dict)  # of releases in test mode, by name
     last: str = ""  # the hash of the last whole line
     length: int = 0  # bytes up to the end of the last whole line
+    open_end: bool = False  # whether that line lacks its end
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -105,9 +106,7 @@ class LedgerFile:
         self._accounts: list[Account] = []
         self._file = _open_locked(self.path, create)
         try:
-            self.content = read(self.path)
-            if self.content.length < os.fstat(self._file).st_size:
-                os.ftruncate(self._file, self.content.length)  # the end of a line, never durable
+            self._read()
         except BaseException:
             self._let_go()
             raise
@@ -150,8 +149,7 @@ class LedgerFile:
             )
         if self._doubtful:
             # A write was interrupted: what is on the disk counts, and all of every open block.
-            self._cut(read(self.path).length)
-            self.content = read(self.path)
+            self._read()
             for account in self._accounts:
                 account.forget()
             self._doubtful = False
@@ -183,6 +181,16 @@ class LedgerFile:
             _take(content, line, content.last)
         content.length += len(text)
         self._doubtful = False
+
+    def _read(self) -> None:
+        """Take what is on the disk, and cut off the beginning of a line that never was durable."""
+        content = read(self.path)
+        if content.length < os.fstat(self._file).st_size:
+            self._cut(content.length)
+        if content.open_end:
+            write_all(self._file, b"\n")
+            content.length, content.open_end = content.length + 1, False
+        self.content = content
 
     def _cut(self, length: int) -> None:
         os.ftruncate(self._file, length)
@@ -397,21 +405,42 @@ def _chain(last: str, line: Mapping[str, Any]) -> str:
 
 def _parse(data: bytes, path: Path) -> Content:
     content = Content()
-    for number, text in enumerate(data.split(b"\n")[:-1], start=1):
+    *lines, rest = data.split(b"\n")
+    for number, text in enumerate(lines, start=1):
         try:
-            line = json.loads(text)
-            chain = line.pop("chain")
-            if chain != _chain(content.last, line):
-                raise ValueError
-            _take(content, line, chain)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
-            raise ConfigError(
-                f"line {number} of the ledger {str(path)!r} is damaged or was changed: what was "
-                "spent is no longer known. Restore the file from a copy; without one, treat the "
-                "data as spent."
-            ) from None
-        content.last, content.length = chain, content.length + len(text) + 1
+            _add(content, json.loads(text))
+        except _NO_LINE:
+            raise _damaged(path, number) from None
+        content.length += len(text) + 1
+    # The beginning of a line was never durable. A whole one may have been: it counts, and where
+    # its end was changed into something else the file is damaged.
+    try:
+        line, end = json.JSONDecoder().raw_decode(rest.decode())
+        _add(content, line)
+    except _NO_LINE:
+        return content
+    if end < len(rest.decode()):
+        raise _damaged(path, len(lines) + 1)
+    content.length, content.open_end = content.length + len(rest), True
     return content
+
+
+_NO_LINE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
+
+
+def _add(content: Content, line: Any) -> None:
+    chain = line.pop("chain")
+    if chain != _chain(content.last, line):
+        raise ValueError
+    _take(content, line, chain)
+    content.last = chain
+
+
+def _damaged(path: Path, number: int) -> ConfigError:
+    return ConfigError(
+        f"line {number} of the ledger {str(path)!r} is damaged or was changed: what was spent is "
+        "no longer known. Restore the file from a copy; without one, treat the data as spent."
+    )
 
 
 def _take(content: Content, line: Mapping[str, Any], chain: str) -> None:

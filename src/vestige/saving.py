@@ -9,13 +9,14 @@ those for releases that a crash has lost are counted as lost.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vestige import checkpoint
-from vestige.errors import ConfigError, PrivacyError
+from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.ledger import Event, Ledger
 from vestige.run import Parts, Run
 
@@ -105,9 +106,21 @@ def load(
     missing = sorted(set(others) - set(state["others"]))
     if missing:
         raise ConfigError(f"the checkpoint holds nothing under {', '.join(missing)}.")
-    load_state(run, state["engine"])
-    run.capture.module.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(state["optimizer"])
+    model, optimizer = run.capture.module, run.optimizer
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    try:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(dict(state["optimizer"]))
+        load_state(run, state["engine"])  # last: it refuses before it changes anything
+    except Exception as error:
+        model.load_state_dict(before[0])
+        optimizer.load_state_dict(before[1])
+        if isinstance(error, VestigeError):
+            raise
+        raise ConfigError(
+            f"the checkpoint {str(path)!r} holds values that no run has ({error}): it was not "
+            "written by save_checkpoint."
+        ) from error
     for name, thing in others.items():
         thing.load_state_dict(state["others"][name])
     if secret:

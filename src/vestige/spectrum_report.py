@@ -315,8 +315,10 @@ def _load(path: Path) -> Mapping[Any, Any]:
     import torch
 
     try:
+        with path.open("rb") as file:
+            file.read(1)  # what cannot be read is another error than what cannot be understood
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
     except Exception as error:  # whatever the bytes lead the unpickler to
         raise ConfigError(

@@ -75,13 +75,13 @@ def parsed(line: bytes) -> Row | None:
     """The row on a line; None where it is cut, no row, or not the row that its hash names."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or any(key not in row for key in _NEEDED):
         return None
     try:
         same = isinstance(row["config"], dict) and config_hash(row["config"]) == row["hash"]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None
     return row if same else None
 

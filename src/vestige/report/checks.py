@@ -57,13 +57,15 @@ def _check_training(row: Mapping[str, Any]) -> None:
 
 def _check_diagnostics(row: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     groups, epochs = facts.get("groups"), facts.get("epoch")
-    if not isinstance(groups, list) or not isinstance(epochs, list):
-        raise _broken(row, "diagnostics lacks its groups or its epochs")
+    if not isinstance(groups, list) or not all(isinstance(group, str) for group in groups):
+        raise _broken(row, "diagnostics lacks its groups")
+    if not isinstance(epochs, list) or not all(map(_is_number, epochs)):
+        raise _broken(row, "diagnostics lacks its epochs")
     for name, blocks in facts.items():
         if name in ("groups", "epoch", "steps", "mean"):
             continue
         whole = isinstance(blocks, list) and len(blocks) == len(epochs)
-        if not whole or any(not isinstance(b, list) or len(b) != len(groups) for b in blocks):
+        if not whole or not all(_is_block(block, len(groups)) for block in blocks):
             raise _broken(row, f"diagnostics.{name} has not one number for each epoch and group")
     _table(facts, "mean", row)
 
@@ -75,6 +77,14 @@ def _table(
     if not isinstance(found, dict):
         raise _broken(values if row is None else row, f"{name} is no table of values")
     return found
+
+
+def _is_block(block: Any, groups: int) -> bool:
+    return (
+        isinstance(block, list)
+        and len(block) == groups
+        and all(value is None or _is_number(value) for value in block)
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -101,7 +101,7 @@ def _object(path: Path, text: str, name: str, number: int | None = None) -> dict
     place = "" if number is None else f"line {number}: "
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, f"{place}this is no JSON") from error
     if not isinstance(found, dict):
         raise _damaged(path, f"{place}this is no JSON object")
