@@ -249,3 +249,22 @@ def test_a_filter_over_many_different_events_is_quick_and_above_the_exact_one():
     events = [Event(0.01, 1 + t / 1000) for t in range(1500)]
     exact = sum(filter_share([e], 8.0, DELTA) for e in events[50::100]) * 100
     assert filter_share(events, 8.0, DELTA) >= 0.99 * exact
+
+
+def test_a_lot_that_was_drawn_before_a_second_engine_came_counts():
+    first = private("dp-sgd", noise_multiplier=1.0)
+    x, y = next(iter(first[3]))
+    options = {"engine_options": {"ledger": first[0].ledger}}
+    second = private("dp-sgd", noise_multiplier=2.0, max_epsilon=8.0, delta=DELTA, **options)
+    steps_until_stopped(*second)
+    first[2].step(closure_of(first[1], first[2], x, y))
+    assert accounting.epsilon(first[0].ledger.merged(), DELTA, "rdp") <= 8.0
+    assert first[0].ledger.pending == {}
+
+
+def test_steps_lost_under_a_schedule_are_a_filter():
+    noise = [2.0 + t / 10 for t in range(20)]
+    engine, *_ = private("dp-sgd", noise_multiplier=noise, steps=20, max_epsilon=20, delta=DELTA)
+    assert not engine._run.guard.filters
+    engine._run.door.lost = 3
+    assert engine._run.guard.filters

@@ -740,3 +740,87 @@ def test_a_killed_run_has_a_statement_of_all_that_it_was_charged(tmp_path, monke
     after = run_json("statement", str(tmp_path / "cut"))
     assert after["ledger"]["charged"] == 11 + (STEPS - 9)
     assert after["ledger"]["over_reported"] == 2
+
+
+def test_a_run_is_not_continued_beside_itself(tmp_path):
+    """Two engines under one name would give back each other's reserves."""
+    first = private("dp-sgd", engine_options={"ledger": tmp_path / "l", "noise_seed": None})
+    steps_of(*first, steps=5)
+    first[0].save_checkpoint(tmp_path / "c")
+    shared = {"engine_options": {"ledger": first[0].ledger, "noise_seed": None}}
+    with pytest.raises(PrivacyError, match="going on in another engine"):
+        private("dp-sgd", **shared)[0].load_checkpoint(tmp_path / "c")
+    second = private("dp-sgd", **shared)
+    steps_of(*first, steps=3)
+    first[0].detach()
+    second[0].load_checkpoint(tmp_path / "c")
+    steps_of(*second, steps=10)
+    second[0].close()
+    assert sum(e.count for e in read(tmp_path / "l").events) == 5 + 3 + 10
+
+
+def test_what_the_state_knows_of_others_must_be_in_the_file(tmp_path):
+    path = tmp_path / "l"
+    other = private("dp-sgd", engine_options={"ledger": path}, noise_multiplier=2.0)
+    steps_of(*other, steps=4)
+    other[0].detach()
+    own = private("dp-sgd", engine_options={"ledger": path})
+    steps_of(*own, steps=3)
+    own[0].save_checkpoint(tmp_path / "c")
+    own[0].detach()
+    alone = private("dp-sgd", engine_options={"ledger": tmp_path / "alone"})
+    steps_of(*alone, steps=1)
+    alone[0].detach()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: next(i for i, x in enumerate(lines) if b"2.0" in x)]))
+    with pytest.raises(PrivacyError, match="lacks"):
+        private("dp-sgd", engine_options={"ledger": path})[0].load_checkpoint(tmp_path / "c")
+
+
+def test_names_and_texts_of_numpy_are_saved_as_plain_ones(tmp_path):
+    engine, *_ = private("dp-sgd")
+    engine.save_checkpoint(tmp_path / "c", name=np.str_("a"), table={np.int64(3): [np.bool_(True)]})
+    found = private("dp-sgd")[0].load_checkpoint(tmp_path / "c")
+    assert found == {"name": "a", "table": {3: [True]}}
+    assert type(found["name"]) is str
+    assert type(next(iter(found["table"]))) is int
+
+
+def test_a_short_secret_is_no_secret(tmp_path):
+    private("dp-sgd")[0].save_checkpoint(tmp_path / "c")
+    (secret,) = tmp_path.glob("c.*.secret")
+    secret.write_text('{"torch": "00", "cuda": [], "noise_seed": null}')
+    private("dp-sgd")[0].load_checkpoint(tmp_path / "c")
+
+
+def test_a_refused_setting_leaves_no_lock_behind(tmp_path):
+    engine = PrivacyEngine("rdp", ledger=tmp_path / "l")
+    with pytest.raises(ConfigError):
+        engine.make_private(module=None, optimizer=None, data_loader=None, max_grad_norm=1.0)
+    made = private("dp-sgd", engine_options={"ledger": tmp_path / "l"})
+    steps_of(*made, steps=1)
+    shared = private("dp-sgd", engine_options={"ledger": made[0].ledger})
+    made[0].detach()
+    steps_of(*shared, steps=1)
+    shared[0].detach()
+    again = private("dp-sgd", engine_options={"ledger": tmp_path / "l"})
+    assert again[0].earlier == 2
+
+
+def test_a_step_inside_a_step_is_one_release():
+    """torch hooks the step of every class whose objects were made, the parent's too."""
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure=None):
+            self.calls = getattr(self, "calls", 0) + 1
+            return super().step(closure)
+
+    plain = private("dp-sgd", averaging="ema")
+    steps_of(*plain, steps=5)
+    own = private("dp-sgd", optimizer=lambda p: Counting(p, lr=0.05), averaging="ema")
+    steps_of(*own, steps=5)
+    assert own[2].calls == own[0].released == own[0].ledger.steps == 5
+    for a, b in zip(plain[1].parameters(), own[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+    one, two = plain[0].averaged_state_dict(), own[0].averaged_state_dict()
+    assert all(torch.equal(one[k], two[k]) for k in one)

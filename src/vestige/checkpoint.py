@@ -16,6 +16,7 @@ new one, with its secrets.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -60,14 +61,17 @@ def write(path: Path, state: Mapping[str, Any], secret: Mapping[str, Any]) -> No
 
 def _portable(value: Any, name: str) -> Any:
     """`value` out of what weights_only=True reads back; ConfigError for anything else."""
-    if value is None or isinstance(value, Tensor | str | bytes | torch.dtype | torch.device):
+    if value is None or isinstance(value, Tensor | torch.dtype | torch.device):
         return value
-    if type(value) in (bool, int, float, complex):
+    if type(value) in (bool, int, float, complex, str, bytes):
         return value
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
-        kept = {key: _portable(item, f"{name}[{key!r}]") for key, item in value.items()}
+        kept = {
+            _portable(key, f"a key of {name}"): _portable(item, f"{name}[{key!r}]")
+            for key, item in value.items()
+        }
         return Counter(kept) if isinstance(value, Counter) else kept
     if isinstance(value, list | tuple | set) and not hasattr(value, "_fields"):
         return type(value)(_portable(item, name) for item in value)
@@ -193,7 +197,8 @@ def restore_generators(secret: Mapping[str, Any]) -> None:
     torch.set_rng_state(_tensor(secret["torch"]))
     cuda = secret["cuda"]
     if cuda and torch.cuda.is_available() and torch.cuda.device_count() == len(cuda):
-        torch.cuda.set_rng_state_all([_tensor(state) for state in cuda])
+        with contextlib.suppress(RuntimeError):  # of another kind of GPU
+            torch.cuda.set_rng_state_all([_tensor(state) for state in cuda])
 
 
 def _tensor(text: str) -> torch.Tensor:
@@ -225,4 +230,5 @@ def _read_secret(path: Path) -> dict[str, Any] | None:
     states = [secret["torch"], *(secret["cuda"] if isinstance(secret["cuda"], list) else [None])]
     hexadecimal = all(isinstance(s, str) and re.fullmatch("([0-9a-f]{2})*", s) for s in states)
     seed = secret["noise_seed"] is None or type(secret["noise_seed"]) is int
-    return secret if hexadecimal and seed else None
+    whole = hexadecimal and len(secret["torch"]) == 2 * torch.get_rng_state().numel()
+    return secret if whole and seed else None

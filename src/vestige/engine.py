@@ -61,10 +61,9 @@ class PrivacyEngine:
     ) -> None:
         self.accountant = accounting.accountant_name(accountant)
         self._secure, self._seed, self._noise_seed = secure_mode, seed, noise_seed
-        if ledger is None or isinstance(ledger, Ledger):
-            self._ledger = Ledger() if ledger is None else ledger
-        else:
-            self._ledger = Ledger(LedgerFile(ledger))
+        self._ledger = ledger if isinstance(ledger, Ledger) else Ledger()
+        # Opened when everything else is right, so that a refused setting leaves no lock behind.
+        self._ledger_path = None if isinstance(ledger, Ledger) else ledger
         self._name = secrets.token_hex(8)  # of this run on its ledger
         self._run: Run | None = None
 
@@ -219,6 +218,8 @@ class PrivacyEngine:
         self._facts = {"name": data_name, "records": size, **row_facts(data_loader.dataset)}
         if self._ledger.file:
             run.door.account = self._account(self._ledger.file, run)
+        elif self._ledger_path is not None:
+            self._open_ledger(Path(self._ledger_path), run)
         self._ledger.engines += 1
         run.attach()
         self._run = run
@@ -294,7 +295,9 @@ class PrivacyEngine:
         Guarantee: from now on a charge is on the disk before its noise is drawn. What the file
         already holds, of this run or of others on the same data, composes.
         """
-        run = self._attached()
+        self._open_ledger(Path(path), self._attached(), create)
+
+    def _open_ledger(self, path: Path, run: Run, create: bool = True) -> None:
         file = LedgerFile(path, create)
         try:
             account = self._account(file, run)

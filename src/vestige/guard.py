@@ -64,11 +64,12 @@ class BudgetGuard:
     def filters(self) -> bool:
         """Whether what is charged may have been chosen after seeing releases.
 
-        So it is with other runs on the ledger, and where a lot was given up under a schedule: the
-        noise of the step is then used once more, and the loop may have had its reasons.
+        So it is with other runs on the ledger, and where a lot was given up or lost in a crash
+        under a schedule: the noise of the step is then used once more, for whatever reasons.
         """
         shared = self._ledger.engines > 1 or self._ledger.steps > self._run.door.own.steps
-        return shared or (self._run.gave_up and self._run.plan.scheduled)
+        repeated = self._run.gave_up or self._run.door.lost > 0
+        return shared or (repeated and self._run.plan.scheduled)
 
     def check(self) -> None:
         """Return if the coming lot stays within the budget, else raise BudgetExhausted."""

@@ -7,7 +7,7 @@ run that is killed gives nothing back, so a crash charges the whole open block.
 
     open      a run begins, or goes on after a resume
     reserve   these events are charged from now on
-    spent     of the last reserve, only these were used
+    spent     of that reserve, only these were used
     digest    test mode: the hash of something released, so that a replay can be compared
 
 Every line carries the hash of all lines before it, so a line that was changed, removed or moved is
@@ -44,7 +44,7 @@ _VERSION = 1
 _FIELDS = {
     "open": {"version", "run", "session", "about"},
     "reserve": {"run", "events"},
-    "spent": {"run", "events"},
+    "spent": {"run", "block", "events"},
     "digest": {"run", "of", "hash"},
 }
 Forecast = Callable[[int], Sequence[Event]]
@@ -112,6 +112,15 @@ class LedgerFile:
             raise
         atexit.register(self.close)
 
+    def has_open(self, run: str, but: Account) -> bool:
+        """Whether another engine of this process is that run."""
+        return any(one.run == run and one is not but for one in self._accounts)
+
+    def leave(self, account: Account) -> None:
+        """The engine of that account has ended."""
+        account.settle()
+        self._accounts.remove(account)
+
     def account(
         self,
         run: str,
@@ -154,8 +163,8 @@ class LedgerFile:
                 account.forget()
             self._doubtful = False
 
-    def append(self, lines: Sequence[Mapping[str, Any]], durable: bool = True) -> None:
-        """Add lines, on the disk when this returns, or none of them."""
+    def append(self, lines: Sequence[Mapping[str, Any]], durable: bool = True) -> str:
+        """Add lines, on the disk when this returns, or none of them; the hash of the last."""
         self.check()
         content, text = self.content, b""
         last = content.last
@@ -181,6 +190,7 @@ class LedgerFile:
             _take(content, line, content.last)
         content.length += len(text)
         self._doubtful = False
+        return content.last
 
     def _read(self) -> None:
         """Take what is on the disk, and cut off the beginning of a line that never was durable."""
@@ -222,6 +232,8 @@ class Account:
         self.block, self.forecast = block, forecast
         self._left: Counter[tuple[float, float]] = Counter()
         self._used: Counter[tuple[float, float]] = Counter()
+        self._block = ""  # the hash of the line that reserved what is left
+        self._reserved: Counter[tuple[float, float]] = Counter()
         self._last_key: tuple[float, float] | None = None
         self._last_size = 0
         self._opened = False
@@ -245,10 +257,10 @@ class Account:
     def settle(self) -> None:
         """Give back what is left of the open block."""
         self.file.check()
-        if self._opened and +self._left:
-            line = self._spent()
-            self._left = Counter()  # first: whatever interrupts this, nothing is used any more
-            self._append([line])
+        lines = self._spent()
+        self._left = Counter()  # first: whatever interrupts this, nothing is used any more
+        if lines:
+            self._append(lines)
 
     def rename(self, run: str) -> None:
         """Go on as another run, of which nothing was charged here yet."""
@@ -277,23 +289,27 @@ class Account:
             self._last_size = 2 * self._last_size if key == self._last_key else 1
             self._last_size = min(self._last_size, self.block)
             block = Counter({key: self._last_size})
-        lines = [self._spent()] if self._opened and +self._left else []
+        lines = self._spent()
         rows = [_row(Event(rate, noise, n)) for (rate, noise), n in sorted(block.items()) if n]
         lines.append({"kind": "reserve", "run": self.run, "events": rows})
         self._left = Counter()
-        self._append(lines)
-        self._left, self._used = block, Counter()
+        self._block = self._append(lines)
+        self._used, self._reserved = Counter(), block.copy()
+        self._left = block
 
-    def _spent(self) -> dict[str, Any]:
-        used = [_row(Event(rate, noise, n)) for (rate, noise), n in sorted(self._used.items())]
-        return {"kind": "spent", "run": self.run, "events": used}
+    def _spent(self) -> list[dict[str, Any]]:
+        """The line that gives back what is left, if anything is."""
+        if not self._opened or not +self._left or not self._used <= self._reserved:
+            return []  # the last: an interrupt has confused the counts, and all of it is charged
+        rows = [_row(Event(rate, noise, n)) for (rate, noise), n in sorted(self._used.items()) if n]
+        return [{"kind": "spent", "run": self.run, "block": self._block, "events": rows}]
 
-    def _append(self, lines: Sequence[Mapping[str, Any]], durable: bool = True) -> None:
+    def _append(self, lines: Sequence[Mapping[str, Any]], durable: bool = True) -> str:
         if self._opened:
-            self.file.append(lines, durable)
-        else:
-            self.file.append([self.opening(), *lines])
-            self._opened = True
+            return self.file.append(lines, durable)
+        last = self.file.append([self.opening(), *lines])
+        self._opened = True
+        return last
 
     def opening(self) -> dict[str, Any]:
         """The line that begins a session of the run."""
@@ -464,8 +480,8 @@ def _take(content: Content, line: Mapping[str, Any], chain: str) -> None:
     if kind == "reserve":
         spending.blocks[chain] = events
         return
-    # What is given back can only make the last block smaller.
-    block = next(reversed(spending.blocks), "")
+    # What is given back can only make its block smaller.
+    block = line["block"]
     reserved = Counter({_key(e): e.count for e in spending.blocks[block]})
     if any(e.count > reserved[_key(e)] for e in events):
         raise ValueError

@@ -104,6 +104,7 @@ class Run:
         self.guard: BudgetGuard | None = None
         self.begun = False  # whether a lot was handed out
         self.gave_up = False  # whether one was abandoned
+        self._depth = 0  # how many calls of optimizer.step() are under way, one inside the other
         self._gated_from: int | None = None
         self._gradient = watch.groups.buffer()
         self._device = self._gradient.device.type
@@ -124,9 +125,9 @@ class Run:
 
     def detach(self) -> None:
         """Take the hooks off."""
+        if not self._detached:
+            self._leave_ledger()
         self._detached = True
-        if self.door.ledger.file and self.door.ledger.engines == 1:
-            self.door.ledger.file.close()
         self.capture.detach()
         if self.parts.rate:
             self.parts.rate.restore(self.optimizer)
@@ -134,6 +135,16 @@ class Run:
             self.ascent.return_home()
         for hook in self._hooks:
             hook.remove()
+
+    def _leave_ledger(self) -> None:
+        """The last engine that leaves a ledger lets its file go."""
+        ledger = self.door.ledger
+        ledger.pending.pop(self.door.run, None)
+        ledger.engines -= 1
+        if ledger.file and not ledger.engines:
+            ledger.file.close()
+        elif ledger.file and self.door.account:
+            ledger.file.leave(self.door.account)
 
     def _check_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Put back if the check raises: a model that was refused stays refused.
@@ -168,8 +179,8 @@ class Run:
             self.coming_lot = batch.lot
             if self.guard:
                 self.guard.check()  # before the loop sees the lot
-            if self.door.ledger.engines > 1:
-                self.door.ledger.pending[self.door.run] = coming_events(self, 1)
+            self.door.ledger.pending[self.door.run] = coming_events(self, 1)
+            self._depth = 0  # of a step that failed
             self.begun = True
             if self.memory:
                 # Done at the end of the last step, unless somebody has changed the weights since.
@@ -217,11 +228,24 @@ class Run:
         self.capture.collector.clear()
         self.capture.batch = None
         self._lot_open = False
+        self.door.ledger.pending.pop(self.door.run, None)
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Runs when the loop calls optimizer.step(): release, and set the gradients."""
+        self._depth += 1
+        if self._depth > 1:
+            return args, kwargs  # a step that is called by the step of a subclass
+        try:
+            return self._begin_step(optimizer, args, kwargs)
+        except BaseException:
+            self._depth = 0
+            raise
+
+    def _begin_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if self.passes and closure is None:
             raise PrivacyError(
@@ -376,6 +400,10 @@ class Run:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Runs when the optimizer has updated the weights: recall the branch of the next step."""
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        self._depth = 0
         if self.parts.rate:
             self.parts.rate.restore(optimizer)
         if not self._just_released:

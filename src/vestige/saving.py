@@ -130,8 +130,7 @@ def load(
 
 def _own_charges(run: Run, state: Mapping[str, Any]) -> Ledger:
     """The run's charges until now: what the state knows of, or more where the file has more."""
-    known, account = Ledger(), run.door.account
-    known.load_state_dict(state["own"])
+    known, account = _saved(state["own"]), run.door.account
     if account is None:
         if state["ledger_file"]:
             raise PrivacyError(
@@ -139,6 +138,11 @@ def _own_charges(run: Run, state: Mapping[str, Any]) -> Ledger:
                 "go on with PrivacyEngine(ledger=FILE)."
             )
         return known
+    if account.file.has_open(state["run"], account):
+        raise PrivacyError(
+            f"run {state['run']} is going on in another engine of this process: end it before it "
+            "is continued from a checkpoint."
+        )
     spent = account.file.content.runs.get(state["run"])
     there = Counter({_key(event): event.count for event in (spent.events if spent else ())})
     missing = Counter({_key(event): event.count for event in known.merged()}) - there
@@ -148,7 +152,19 @@ def _own_charges(run: Run, state: Mapping[str, Any]) -> Ledger:
             f"{state['run']} that the saved state knows of: it was replaced or cut. Restore the "
             "ledger that belongs to the run."
         )
+    everything = Counter({_key(event): event.count for event in account.file.content.events})
+    if Counter({_key(e): e.count for e in _saved(state["ledger"]).merged()}) - everything:
+        raise PrivacyError(
+            f"the ledger {str(account.file.path)!r} lacks releases of other runs that the saved "
+            "state knows of: it was replaced or cut. Restore the ledger that belongs to the run."
+        )
     return Ledger.of(spent.events if spent else ())
+
+
+def _saved(state: Any) -> Ledger:
+    ledger = Ledger()
+    ledger.load_state_dict(state)
+    return ledger
 
 
 def _key(event: Event) -> tuple[float, float]:
@@ -157,9 +173,8 @@ def _key(event: Event) -> tuple[float, float]:
 
 def _continue_ledger(run: Run, state: Mapping[str, Any], own: Ledger) -> None:
     """Take the saved run's name on the ledger, with everything that it is charged there."""
-    door, known = run.door, Ledger()
-    known.load_state_dict(state["own"])
-    door.lost = state["lost"] + own.steps - known.steps
+    door = run.door
+    door.lost = state["lost"] + own.steps - _saved(state["own"]).steps
     door.run, door.own = state["run"], own
     if door.account:
         door.account.rename(door.run)

@@ -7,6 +7,11 @@ all others. Tested, each at its share of a declared false-alarm rate:
     all records together, and the busiest one    upper tails of binomial laws with probability q
     the spread of sizes and of the records' counts    lower tails of chi-square laws: lots of a
                                                       fixed size, or a shuffled order, hardly vary
+    records that two lots k charges apart share       upper tails of binomial laws with probability
+                                                      q^2: lots that are drawn once and used again
+
+With correlated noise a lot here is all that one charge pays for: within a cycle every record has
+one place, but whether it is drawn is independent from cycle to cycle, so q^2 is right there too.
 
 The rates and sizes are those of a run of the real engine; a rate of 1 claims nothing and is passed
 over.
@@ -34,6 +39,7 @@ class _Draw:
 
     rate: float
     records: tuple[int, ...]
+    run: int  # which of the recordings it is of
 
 
 def lots_check(
@@ -56,7 +62,7 @@ def examine(seen: Observation, false_alarm: float = FALSE_ALARM) -> Report:
         reason = "every charge is at rate 1: sampling is not claimed to hide anything"
         return Report("lots", not_applicable=reason)
     size = seen.setting.size
-    tested = [*_rates(draws, size), *_spreads(draws, size)]
+    tested = [*_rates(draws, size), *_spreads(draws, size), *_overlaps(draws, size)]
     level = false_alarm / len(tested)
     findings = [finding for finding, chance in tested if not chance >= level]
     drawn = sum(len(set(draw.records)) for draw in draws) / (len(draws) * size)
@@ -66,12 +72,12 @@ def examine(seen: Observation, false_alarm: float = FALSE_ALARM) -> Report:
 
 
 def _draws(seen: Observation) -> Iterable[_Draw]:
-    for recording in seen.recordings:
+    for run, recording in enumerate(seen.recordings):
         records = {lot.number: lot.records for lot in recording.lots if not lot.measures}
         for stretch in stretches(recording, seen.correlated):
             members = [i for number in stretch.lots for i in records.get(number, ())]
             if any(number in records for number in stretch.lots):
-                yield _Draw(stretch.rate, tuple(members))
+                yield _Draw(stretch.rate, tuple(members), run)
 
 
 def _repeats(draws: Sequence[_Draw]) -> Iterable[Finding]:
@@ -143,6 +149,52 @@ def _spreads(draws: Sequence[_Draw], size: int) -> Iterable[tuple[Finding, float
             ),
             float(chi2.cdf(freedom * found, freedom)),
         )
+
+
+def _overlaps(draws: Sequence[_Draw], size: int) -> Iterable[tuple[Finding, float]]:
+    """The lag at which lots share the most, for all lags up to half a run.
+
+    A lag's pairs are taken in two halves. In each no lot is in two pairs, so that the pairs are
+    independent and the law is exactly binomial.
+    """
+    from scipy.stats import binom
+
+    rate = max(draw.rate for draw in draws)
+    drawn = [_members([d for d in draws if d.run == run], size) for run in {d.run for d in draws}]
+    tested: list[tuple[float, int, int, int]] = []  # chance, lag, shared records, pairs
+    for lag in range(1, max(len(lots) for lots in drawn) // 2 + 1):
+        for half in (0, 1):
+            shared = pairs = 0
+            for lots in drawn:
+                starts = np.arange(max(0, len(lots) - lag))
+                starts = starts[starts // lag % 2 == half]
+                shared += int((lots[starts] & lots[starts + lag]).sum())
+                pairs += len(starts)
+            if pairs:
+                chance = float(binom.sf(shared - 1, pairs * size, rate**2))
+                tested.append((chance, lag, shared, pairs))
+    if not tested:
+        return
+    chance, lag, shared, pairs = min(tested)
+    yield (
+        Finding(
+            "overlap of lots",
+            f"{pairs} pairs of lots {lag} charges apart share {shared} records, where independent "
+            f"lots at rate {rate:.4f} share {pairs * size * rate**2:.1f}: a lot that is used again "
+            "is charged as a fresh one.",
+            figure=shared / (pairs * size),
+            bound=rate**2,
+        ),
+        chance * len(tested),
+    )
+
+
+def _members(draws: Sequence[_Draw], size: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+    """A row for each draw, true where the record is in it."""
+    members = np.zeros((len(draws), size), dtype=np.bool_)
+    for row, draw in enumerate(draws):
+        members[row, list(draw.records)] = True
+    return members
 
 
 def _counts(draws: Sequence[_Draw], size: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -2,16 +2,18 @@
 
 The run is one of the real engine, on records and a model of its own. The tape sits on the objects
 of that run (the door, its random streams), so nothing outside of it changes. Played with `frozen`,
-it puts the releases of an earlier recording in the place of the new ones.
+it puts the releases of an earlier recording in the place of the new ones, and the noise that is
+drawn is another: who draws the noise of a release again, to take it off, has it no more.
 
 A recording holds raw sums. The records are made up here, so that it reveals nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -26,6 +28,7 @@ from vestige.clip_forms import Clipping
 from vestige.errors import ConfigError
 from vestige.methods import Method
 from vestige.plan import ADJACENCY
+from vestige.randomness import COUNTS, FIRST_LOOK, MEASURE, NOISE
 
 INPUTS, CLASSES = 6, 3
 LOUD = 50.0  # how much larger the last record is than the others: its gradient uses its bound up
@@ -98,13 +101,14 @@ class Look:
 
 @dataclass
 class Recording:
-    """What a run showed. The lists `told`, `weights` and `gradients` have an entry per lot."""
+    """What a run showed. `told`, `weights`, `gradients` and `states` have an entry per lot."""
 
     lots: list[Lot] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
     told: list[dict[str, Any]] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
     gradients: list[Tensor | None] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)  # of the optimizer and the model
     segments: list[slice] = field(default_factory=list)
     group_names: tuple[str, ...] = ()
     state: dict[str, Any] = field(default_factory=dict)
@@ -137,6 +141,8 @@ class Tape:
         self._whole = True  # whether the batch at hand ends its lot
         self._charges = 0
         self._at_draw: int | None = None  # charges when the noise of the look at hand was drawn
+        self._in_door = False
+        self._noises = {NOISE, COUNTS, FIRST_LOOK, MEASURE}  # purposes of streams that are noise
         self._put_back = ExitStack()
 
     def __enter__(self) -> Tape:
@@ -147,6 +153,8 @@ class Tape:
         self._put(door, "measure", self._of_number)
         for name in ("normal_blocks", "normals"):
             self._put(randomness, name, self._drawing)
+        if self._frozen is not None:
+            self._put(randomness, "_cipher", self._other_noise)
         return self
 
     def __exit__(
@@ -166,15 +174,17 @@ class Tape:
             lots.append(Lot(batch.lot, rows, batch.measures))
         self._recalled, self._whole = self._branch(), batch.last
 
-    def stepped(self, parameters: Sequence[nn.Parameter]) -> None:
+    def stepped(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer has stepped: note everything that the end of a lot lets the loop see."""
         if not self._whole:
             return
-        seen = self.seen
+        seen, parameters = self.seen, list(model.parameters())
         seen.told.append(self._engine.diagnostics())
         seen.weights.append(torch.cat([p.detach().flatten() for p in parameters]))
         given = [p.grad.flatten() for p in parameters if p.grad is not None]
         seen.gradients.append(torch.cat(given).clone() if given else None)
+        saved = {"optimizer": optimizer.state_dict(), "model": dict(model.state_dict())}
+        seen.states.append(copy.deepcopy(saved))
 
     def finished(self) -> Recording:
         """The recording, with what the engine would save of its memory and its parts."""
@@ -199,6 +209,26 @@ class Tape:
             return original(*args, **kwargs)
 
         return draw
+
+    def _other_noise(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Other streams for noise. Lots, and what a method draws for itself, stay as they were."""
+
+        def cipher(purpose: bytes, step: int) -> Any:
+            if self._in_door:
+                self._noises.add(purpose)
+            noise = purpose.removeprefix(b"tails of ") in self._noises
+            return original(b"replayed " + purpose if noise else purpose, step)
+
+        return cipher
+
+    @contextmanager
+    def _passing(self) -> Iterator[None]:
+        """Something goes through the door: what is drawn meanwhile is noise."""
+        self._at_draw, self._in_door = None, True
+        try:
+            yield
+        finally:
+            self._in_door = False
 
     def _of_sum(self, kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -227,8 +257,8 @@ class Tape:
             self._branch(),
             None if counts is None else counts.clone(),
         )
-        self._at_draw = None
-        release = through()
+        with self._passing():
+            release = through()
         look.values, look.noisy_counts = release.values.clone(), release.counts
         look.stds = tuple(release.stds)
         self._settle(look)
@@ -248,8 +278,8 @@ class Tape:
             step, lot = self._run.door.steps, int(given["lot"])
             look = Look("measurement", lot, step, 1.0, (bound,), total, None, None, None, None)
             look.stds = (multiplier * bound,)
-            self._at_draw = None
-            noisy = float(original(*args, **kwargs))
+            with self._passing():
+                noisy = float(original(*args, **kwargs))
             look.values = torch.tensor([noisy], dtype=torch.float64)
             self._settle(look)
             earlier = self._next_frozen()
@@ -294,24 +324,23 @@ class SmallRun:
 
     def go(self, tape: Tape, steps: int) -> None:
         """Train for so many more releases, by the loop that every method understands."""
-        engine, parameters = self.engine, list(self.model.parameters())
+        engine = self.engine
         last = engine.released + steps
         while engine.released < last:
             for x, y, silent, index in self.loader:
                 tape.handed_out(index.tolist())
-                closure: Any = self._closure(
-                    x, y, 1 - silent
-                )  # torch wants a loss, nobody reads it
+                closure: Any = self._closure(x, y, 1 - silent)  # torch wants a float, gets a tensor
                 self.optimizer.step(closure)
-                tape.stepped(parameters)
+                tape.stepped(self.model, self.optimizer)
                 if engine.released == last:
                     break
 
-    def _closure(self, x: Tensor, y: Tensor, weight: Tensor) -> Callable[[], None]:
-        def closure() -> None:
+    def _closure(self, x: Tensor, y: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+        def closure() -> Tensor:
             self.optimizer.zero_grad()
             losses = weight * F.cross_entropy(self.model(x), y, reduction="none")
             self.engine.backward(losses)
+            return losses.detach().mean()  # as in anybody's loop, so that who uses it is seen
 
         return closure
 

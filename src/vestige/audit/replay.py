@@ -1,11 +1,14 @@
 """Record and replay: a run on D, then one on a neighbour of D with everything released frozen.
 
 Whatever is computed outside the clipped sum (branches, gates, exponents, clip bounds, noise scales,
-diagnostics, weights, the divisor, charges, the number of releases) must come out identical, bit for
-bit, since it may depend on the releases alone; and what a lot or all records are asked may move by
-its gain times its bound, no further:
+diagnostics, weights, the divisor, charges, the number of releases, what a checkpoint would hold of
+the optimizer and the model) must come out identical, bit for bit, since it may depend on the
+releases alone; and what a lot or all records are asked may move by its gain times its bound, no
+further:
 
     |query_t(D) - query_t(D')| <= gain_t C_g  in every group g;   a centred count by 1/2
+
+The replay draws other noise, which the frozen releases hide from everything that may see them.
 
 Two settings are played: ordinary lots, and lots of one record in expectation, so that a lot may
 hold the one record and be empty without it. A third run gives up its first lot.
@@ -21,6 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -170,6 +174,7 @@ def _public(first: Recording, second: Recording) -> Iterable[Finding]:
             _difference("diagnostics", first.told, second.told),
             _difference("gradients handed on", first.gradients, second.gradients),
             _difference("weights", first.weights, second.weights),
+            _difference("optimizer and model state", first.states, second.states),
             _difference("saved state", [first.state], [second.state]),
         ),
     )
@@ -313,6 +318,8 @@ def same(a: Any, b: Any) -> bool:
     """Equal bit for bit, tensors and what holds them included; NaN equals NaN."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and bool(torch.equal(a.nan_to_num(7e77), b.nan_to_num(7e77)))
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
