@@ -179,14 +179,21 @@ def _quiet() -> Iterator[None]:
 
 def _pld_epsilon(events: tuple[Event, ...], delta: float) -> float:
     """Epsilon of the composed privacy loss distributions, the larger of the two directions."""
+    losses = composed_losses(events)
+    return math.inf if losses is None else epsilon_of(losses, delta)
+
+
+@lru_cache(maxsize=2)
+def composed_losses(events: tuple[Event, ...]) -> Any:
+    """The composed privacy losses of both directions, rounded up; None where none are resolved."""
     import dp_accounting
     import numpy as np
     from dp_accounting.pld import privacy_loss_distribution
 
     interval = _interval(events)
     if interval is None:
-        return math.inf
-    total = None
+        return None
+    total: Any = None
     # Losses of hundreds of nats under- and overflow to the right limits; NaN is caught below.
     with np.errstate(all="ignore"):
         for event in events:
@@ -200,8 +207,15 @@ def _pld_epsilon(events: tuple[Event, ...], delta: float) -> float:
             )
             run = _power(one, count)
             total = run if total is None else total.compose(run)
-        assert total is not None
-        bound = float(total.get_epsilon_for_delta(delta - _FFT_NOISE))
+    return total
+
+
+def epsilon_of(losses: Any, delta: float) -> float:
+    """Epsilon of composed privacy losses at `delta`."""
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        bound = float(losses.get_epsilon_for_delta(delta - _FFT_NOISE))
     return math.inf if math.isnan(bound) else max(0.0, bound)
 
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
 
 from vestige import accounting, composition
 from vestige.ledger import Event, merge
@@ -55,49 +53,15 @@ def epsilons(events: Sequence[Event], deltas: Sequence[float], accountant: str) 
     bounds = [accounting.epsilon(events, delta, rough) for delta in deltas]
     if accountant != "pld" or not any(0 < bound < math.inf for bound in bounds):
         return bounds
-    losses = _losses(events)
+    losses = composition.composed_losses(events)
     if losses is None:
         return bounds
     return [
-        min(bound, _at(losses, delta))
+        min(bound, composition.epsilon_of(losses, delta))
         if bound <= composition._LARGEST_PLD_EPSILON and delta >= composition._SMALLEST_PLD_DELTA
         else bound
         for delta, bound in zip(deltas, bounds, strict=True)
     ]
-
-
-@lru_cache(maxsize=2)
-def _losses(events: tuple[Event, ...]) -> Any:
-    """The composed privacy losses of both directions, rounded up; None where none are resolved."""
-    import dp_accounting
-    import numpy as np
-    from dp_accounting.pld import privacy_loss_distribution
-
-    interval = composition._interval(events)
-    if interval is None:
-        return None
-    total: Any = None
-    with np.errstate(all="ignore"):
-        for event in events:
-            sigma, count = composition._self_composed(event)
-            one = privacy_loss_distribution.from_gaussian_mechanism(
-                sigma,
-                value_discretization_interval=interval,
-                sampling_prob=event.sample_rate,
-                pessimistic_estimate=True,
-                neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-            )
-            run = composition._power(one, count)
-            total = run if total is None else total.compose(run)
-    return total
-
-
-def _at(losses: Any, delta: float) -> float:
-    import numpy as np
-
-    with np.errstate(all="ignore"):
-        bound = float(losses.get_epsilon_for_delta(delta - composition._FFT_NOISE))
-    return math.inf if math.isnan(bound) else max(0.0, bound)
 
 
 def epsilon_curve(events: Sequence[Event], delta: float, accountant: str) -> list[Point]:
@@ -119,7 +83,7 @@ def _more_points(events: tuple[Event, ...], accountant: str, largest: float) -> 
     """Points of the same curve at deltas that nobody would claim, down to epsilon 0."""
     losses = None
     if accountant == "pld" and 0 < largest <= composition._LARGEST_PLD_EPSILON:
-        losses = _losses(events)
+        losses = composition.composed_losses(events)
     if losses is None:
         deltas = (*_LARGE, *_NEAR_ONE)
         more = list(zip(deltas, epsilons(events, deltas, accountant), strict=True))
