@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import subprocess
@@ -11,12 +12,14 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
 from vestige import cli_verify
 from vestige.accounting import Charge
 from vestige.audit.findings import Finding, Report
+from vestige.audit.lots_check import lots_check
 from vestige.audit.mixing import Mixing
 from vestige.audit.observation import observe
 from vestige.audit.setting import FEWEST_TRIALS
@@ -24,8 +27,12 @@ from vestige.audit.verify import CHECKS, TRIALS, load, verify
 from vestige.cli import _Program
 from vestige.errors import ConfigError
 from vestige.factorisation import tree_sensitivity
-from vestige.methods import DPFTRL, DPSGD, FO, FractionalNoise, GeoDP, Method
+from vestige.gradients.collector import Collector
+from vestige.methods import DPFTRL, DPSGD, FO, FractionalNoise, GeoDP, Method, resolve
 from vestige.methods.base import AT_SIGMA
+from vestige.randomness import NOISE
+from vestige.sampling import Poisson
+from vestige.updates.filters import Filter
 
 PAGE = Path(__file__).parents[1] / "docs" / "verify.md"
 
@@ -204,6 +211,149 @@ def test_findings_are_strict_json():
         "figures": {"a": "nan", "b": {"c": "-inf"}},
     }
     assert str(finding) == "It is." and Report("noise").passed
+
+
+class OwnNormals(Filter):
+    """Adds `share` of the normal numbers of a stream of the run to every release."""
+
+    def __init__(self, around, purpose, share):
+        super().__init__()
+        self._around, self._purpose, self._share = around, purpose, share
+
+    def noise_powers(self, groups):
+        return [1.0] * groups
+
+    def _filter(self, values, stds, out):
+        out.copy_(values)
+        streams = self._around.randomness
+        for block, noise in streams.normal_blocks(self._around.like, self.count, self._purpose):
+            out[block].add_(noise, alpha=self._share * stds[0])
+
+
+@dataclass(frozen=True)
+class Peel(DPSGD):
+    """Draws the noise of the release again and takes it off."""
+
+    name: ClassVar[str] = "peel"
+
+    def filter(self, around):
+        return OwnNormals(around, NOISE, -1.0)
+
+
+@dataclass(frozen=True)
+class Dither(DPSGD):
+    """Private: the numbers that it adds have nothing to do with the noise."""
+
+    name: ClassVar[str] = "dither"
+
+    def filter(self, around):
+        return OwnNormals(around, b"dither", 0.1)
+
+
+class StepByLoss(torch.optim.SGD):
+    """A step size from the loss that the closure returns."""
+
+    def step(self, closure=None):
+        scale = min(max(float(closure()), 0.1), 10.0)
+        for group in self.param_groups:
+            group["lr"] *= scale
+        super().step()
+        for group in self.param_groups:
+            group["lr"] /= scale
+
+
+@dataclass(frozen=True)
+class Polyak(DPSGD):
+    """Steps by the raw loss of the lot."""
+
+    name: ClassVar[str] = "polyak"
+
+    def optimizer_class(self):
+        return StepByLoss
+
+
+class Hoard(torch.optim.SGD):
+    """Keeps the raw sum of the lot in its state, and does nothing with it."""
+
+    def step(self, closure=None):
+        loss = closure()
+        parameter = self.param_groups[0]["params"][0]
+        if not hasattr(self, "found"):
+            collectors = (thing for thing in gc.get_objects() if type(thing) is Collector)
+            (self.found,) = (c for c in collectors if c.groups.slots[0].parameter is parameter)
+        self.state[parameter]["note"] = self.found.total.clone()
+        super().step()
+        return loss
+
+
+@dataclass(frozen=True)
+class Hoarding(DPSGD):
+    """Its checkpoint holds a raw sum."""
+
+    name: ClassVar[str] = "hoarding"
+
+    def optimizer_class(self):
+        return Hoard
+
+
+@dataclass(frozen=True)
+class Repeating(DPSGD):
+    """Every lot is used `times` times in a row, or all lots come again after `period`."""
+
+    name: ClassVar[str] = "repeating"
+
+    times: int = 1
+    period: int = 10**6
+
+    def drawing(self, around):
+        poisson = Poisson(around.randomness, around.records, around.plan.sample_rate)
+        times, period = self.times, self.period
+
+        class Repeated:
+            def lot(self, number):
+                return poisson.lot((number - number % times) % period)
+
+        return Repeated()
+
+
+@pytest.mark.parametrize(
+    ("method", "caught"),
+    [
+        (Peel(), ("replay", "gradients handed on")),
+        (Polyak(), ("replay", "weights")),
+        (Hoarding(), ("replay", "optimizer and model state")),
+        (Repeating(times=2), ("lots", "overlap of lots")),
+    ],
+    ids=["peel", "loss", "hoard", "twice"],
+)
+def test_a_leak_beside_the_door_is_caught(method, caught):
+    found = verify(method, seed=1, quick=True)
+    assert {report.check for report in found.reports if report.findings} == {caught[0]}
+    figures = {(r.check, f.what): (f.figure, f.bound) for r in found.reports for f in r.findings}
+    figure, bound = figures[caught]
+    assert figure > bound
+    assert len(figures) == 1 or method.name in ("peel", "polyak")  # whose weights go elsewhere
+
+
+def test_lots_that_come_again_much_later_are_caught():
+    found = {
+        finding.what: finding for finding in lots_check(Repeating(period=10), steps=60, seed=1)
+    }
+    assert "0 charges apart" in str(found["overlap of lots"])  # 10, 20 or 30
+
+
+@pytest.mark.parametrize(
+    "name", ["dp-sgd", "fo", "sma", "dp-sam", "dp-is", "fractional-noise", "dp-ftrl"]
+)
+def test_right_methods_pass(name):
+    found = verify(resolve(name), seed=2, quick=True)
+    assert [str(finding) for report in found.reports for finding in report.findings] == []
+
+
+@pytest.mark.parametrize("method", [Dither(), Repeating()], ids=["dither", "drawing"])
+def test_what_resembles_a_leak_and_is_none_passes(method):
+    found = verify(method, seed=1, quick=True)
+    assert [str(finding) for report in found.reports for finding in report.findings] == []
 
 
 @pytest.mark.parametrize(
