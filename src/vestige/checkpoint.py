@@ -132,7 +132,9 @@ def check_model(saved: Mapping[str, Any], model: nn.Module) -> None:
     """Refuse weights of another model, naming what differs."""
     ours = {k: _shape(v) for k, v in model.state_dict().items()}
     theirs = {k: _shape(v) for k, v in saved.items()}
-    different = sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
+    different = sorted(
+        (k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k)), key=str
+    )
     if different:
         shown = "; ".join(
             f"{k}: {theirs.get(k, 'absent')} -> {ours.get(k, 'absent')}" for k in different[:4]
@@ -167,13 +169,23 @@ def check_optimizer(saved: Mapping[str, Any], name: str, optimizer: Optimizer) -
 
 def check_data(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """Refuse to go on with other data, as far as its public facts tell."""
-    different = sorted(k for k in saved.keys() | ours.keys() if saved.get(k) != ours.get(k))
+    different = sorted(
+        (k for k in saved.keys() | ours.keys() if not same(saved.get(k), ours.get(k))), key=str
+    )
     if different:
         shown = "; ".join(f"{k}: {saved.get(k)} -> {ours.get(k)}" for k in different)
         raise ConfigError(
             f"the checkpoint is about other data ({shown}): go on with the data that the run began "
             "with."
         )
+
+
+def same(saved: Any, ours: Any) -> bool:
+    """Whether two plain values are equal; what cannot be compared (a tensor) is not."""
+    try:
+        return bool(saved == ours)
+    except (RuntimeError, ValueError):
+        return False
 
 
 def row_facts(dataset: Any) -> dict[str, Any]:

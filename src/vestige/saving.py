@@ -131,6 +131,14 @@ def load(
 def _own_charges(run: Run, state: Mapping[str, Any]) -> Ledger:
     """The run's charges until now: what the state knows of, or more where the file has more."""
     known, account = _saved(state["own"]), run.door.account
+    whole = _saved(state["ledger"])
+    # Correlated noise is charged for a stretch of releases at once.
+    forgotten = run.door.correlation is None and known.steps < state["released"]
+    if forgotten or _counts(known) - _counts(whole):
+        raise PrivacyError(
+            f"the saved state has {state['released']} releases, {known.steps} charges of its own "
+            f"and {whole.steps} on its ledger, which do not fit: it was damaged or changed."
+        )
     if account is None:
         if state["ledger_file"]:
             raise PrivacyError(
@@ -145,7 +153,7 @@ def _own_charges(run: Run, state: Mapping[str, Any]) -> Ledger:
         )
     spent = account.file.content.runs.get(state["run"])
     there = Counter({_key(event): event.count for event in (spent.events if spent else ())})
-    missing = Counter({_key(event): event.count for event in known.merged()}) - there
+    missing = _counts(known) - there
     if missing or (spent is None and state["ledger_file"]):
         raise PrivacyError(
             f"the ledger {str(account.file.path)!r} lacks {missing.total()} releases of run "
@@ -165,6 +173,10 @@ def _saved(state: Any) -> Ledger:
     ledger = Ledger()
     ledger.load_state_dict(state)
     return ledger
+
+
+def _counts(ledger: Ledger) -> Counter[tuple[float, float]]:
+    return Counter({_key(event): event.count for event in ledger.merged()})
 
 
 def _key(event: Event) -> tuple[float, float]:
@@ -213,9 +225,10 @@ def _check_state(state: Mapping[str, Any], run: Run) -> None:
     if not isinstance(state["plan"], Mapping) or not isinstance(state["run"], str):
         raise ConfigError("the engine state's plan or run is no such thing: it was damaged.")
     ours, theirs = run.plan.as_dict(), dict(state["plan"])
-    different = [k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k)]
+    keys = sorted(ours.keys() | theirs.keys(), key=str)
+    different = [k for k in keys if not checkpoint.same(theirs.get(k), ours.get(k))]
     if different:
-        details = "; ".join(f"{k}: {theirs.get(k)} -> {ours.get(k)}" for k in sorted(different))
+        details = "; ".join(f"{k}: {theirs.get(k)} -> {ours.get(k)}" for k in different)
         raise PrivacyError(
             f"the saved run was made with other settings ({details}): call make_private with "
             "the same ones, or start a new run."

@@ -18,6 +18,7 @@ from vestige.experiments.rows import ROWS, Rows
 from vestige.experiments.runner import QUICK
 from vestige.experiments.summary import fitted, rows_of, summarised
 from vestige.experiments.tables import markdown
+from vestige.report.checks import check_rows, naming_damage
 
 TABLE, NUMBERS = "table.md", "table.json"
 
@@ -55,8 +56,12 @@ def write_all(experiments: Iterable[Experiment], root: Path) -> list[Path]:
 
 def write(experiment: Experiment, rows: Mapping[str, Row], folder: Path) -> list[Path]:
     """Write the tables and plots of one experiment; ConfigError where it has no row yet."""
-    from vestige.report import check_rows  # needs matplotlib, which reading rows does not
-    from vestige.report import write as draw
+    with naming_damage(f"a row of {experiment.name}", "take its line out of rows.jsonl"):
+        return _write(experiment, rows, folder)
+
+
+def _write(experiment: Experiment, rows: Mapping[str, Row], folder: Path) -> list[Path]:
+    from vestige.report import write as draw  # needs matplotlib, which reading rows does not
 
     experiment = fitted(experiment, rows)
     own = rows_of(experiment, rows)

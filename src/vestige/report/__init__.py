@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vestige.report.checks import check_rows
+from vestige.report.checks import check_rows, naming_damage
 from vestige.report.files import write_text
 
 if TYPE_CHECKING:
@@ -52,8 +52,9 @@ def write_run(folder: Path) -> list[Path]:
     from vestige.report.run_plots import run_plots, spectrum_plots
 
     run = read_run(folder)
-    layers = trained_layers(folder, run.result.get("settings") or {})
-    made = [*run_plots(run), *spectrum_plots(layers)]
-    files = {f"{plot.name}.svg": draw.file(plot) for plot in made if plot.panels}
-    files[PAGE] = run_page(run, made, layers)
+    with naming_damage(f"a file in {folder}", "train again, or restore the file"):
+        layers = trained_layers(folder, run.result.get("settings") or {})
+        made = [*run_plots(run), *spectrum_plots(layers)]
+        files = {f"{plot.name}.svg": draw.file(plot) for plot in made if plot.panels}
+        files[PAGE] = run_page(run, made, layers)
     return [write_text(folder / name, content) for name, content in files.items()]

@@ -5,16 +5,30 @@ Whoever edits rows.jsonl by hand, or joins files of different versions, is told 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from vestige.errors import ConfigError
+from vestige.errors import ConfigError, VestigeError
 
 _NUMBERS = ("final_accuracy", "best_accuracy", "seconds", "delta", "lr")
 _OPTIONAL = ("epsilon", "epsilon_marginal", "final_loss")
 _TEXTS = ("method", "dataset", "model")
 _CURVES = ("epoch", "accuracy", "loss", "epsilon")
+
+
+@contextmanager
+def naming_damage(what: str, remedy: str) -> Iterator[None]:
+    """Whatever a page stumbles over, in files that anybody can edit, becomes one sentence."""
+    try:
+        yield
+    except (VestigeError, OSError):
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:120]
+        raise ConfigError(
+            f"{what} is damaged ({type(error).__name__}: {said}): {remedy}."
+        ) from error
 
 
 def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
@@ -88,7 +102,8 @@ def _is_block(block: Any, groups: int) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and -1e300 < value < 1e300  # math.isfinite stumbles over long integers
 
 
 def _broken(row: Mapping[str, Any], what: str) -> ConfigError:

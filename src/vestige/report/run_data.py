@@ -116,7 +116,8 @@ def _damaged(path: Path, what: str) -> ConfigError:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and -1e300 < value < 1e300  # math.isfinite stumbles over long integers
 
 
 def _memory(path: Path, lines: list[dict[str, Any]]) -> dict[str, Any] | None:

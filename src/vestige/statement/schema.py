@@ -104,6 +104,8 @@ def _check_object(value: dict[str, Any], rule: Mapping[str, Any], place: str) ->
 
 
 def _check_range(value: float, rule: Mapping[str, Any], place: str) -> None:
+    if not -1e300 < value < 1e300:  # JSON has whole numbers that no float can hold
+        raise _wrong(value, place, "it is out of range")
     if value < rule.get("minimum", -math.inf) or value <= rule.get("exclusiveMinimum", -math.inf):
         raise _wrong(value, place, "it is too small")
     if value > rule.get("maximum", math.inf) or value >= rule.get("exclusiveMaximum", math.inf):
