@@ -214,13 +214,6 @@ CROSSINGS = {
     "batch statistics": lambda inner, x: inner(x - x.mean(0)),
     "attention over the batch": lambda inner, x: torch.softmax(x @ x.t(), 1) @ inner(x),
     "neighbouring rows": lambda inner, x: inner(x) + inner(x).roll(1, 0),
-    "positions first": lambda inner, x: (
-        inner(x.unsqueeze(1).expand(-1, 2, -1).transpose(0, 1).reshape(-1, 4))
-        .view(2, -1, 4)
-        .transpose(0, 1)
-        .tanh()
-        * torch.tensor([1.0, 2.0]).view(1, 2, 1)
-    ),
 }
 
 
@@ -228,7 +221,7 @@ CROSSINGS = {
 def test_the_self_check_finds_rows_that_mix(name):
     torch.manual_seed(5)
     _, model, _, loader = make_private(Mixed(CROSSINGS[name]), torch.randn(8, 4))
-    with pytest.raises(PrivacyError, match="depends on the other examples"):
+    with pytest.raises(PrivacyError, match="examples of a batch meet in '"):
         for x, _ in loader:
             model(x)
 
@@ -326,14 +319,14 @@ def test_a_buffer_that_the_forward_pass_changes_is_refused():
             return super().forward(x)
 
     _, model, _, loader = make_private(Counting(), torch.randn(8, 4), self_check=False)
-    with pytest.raises(PrivacyError, match="'seen' was changed by the forward"):
+    with pytest.raises(PrivacyError, match="'seen' of Counting was changed by the forward"):
         for x, _ in loader:
             model(x)
 
 
 def test_an_input_changed_in_place_is_refused():
     _, model, _, loader = make_private(
-        Mixed(lambda inner, x: inner(x) + x.mul_(2)), torch.randn(8, 4)
+        Mixed(lambda inner, x: inner(x) + x.mul_(2)), torch.randn(8, 4), self_check=False
     )
     with pytest.raises(PrivacyError, match="in-place"):
         for x, _ in loader:

@@ -649,7 +649,7 @@ def test_pitfall_21_a_refused_model_stays_refused():
     """Running the cell again, or catching the error, must not get past the check."""
     engine, model, optimizer, loader = private(Centred())
     for _ in range(3):
-        with pytest.raises(PrivacyError, match="depends on the other examples"):
+        with pytest.raises(PrivacyError, match="examples of a batch meet in 'mean'"):
             epoch(model, optimizer, loader)
         engine.abandon_lot()
     assert engine.released == 0

@@ -89,7 +89,6 @@ def captured_sum(
     groups = partition(model, clipping)
     clip = Clip.over(bounds, groups.names, stability)
     watch = capture(model, groups, clip, batch_first=axis == 0)
-    watch.unfold = True
     watch.mean_loss = reduction == "mean"
     watch.attach()
     n = cotangent.shape[axis]

@@ -458,6 +458,14 @@ class PrivacyEngine:
             found.append(f"epsilon holds for another adjacency: {run.plan.adjacency}")
         if run.plan.count_noise == 0:
             found.append("no noise on the counts: nothing is private, epsilon is infinite")
+        shared = {shape for shape in run.capture.tracker.shared.values() if shape}
+        if shared:
+            found.append(
+                "the model is given tensors without the batch's rows (of shape "
+                f"{', '.join(map(str, sorted(shared)))}), which are taken for public"
+            )
+        if run.unchecked is not None:
+            found.append(f"that examples do not mix was not checked: {run.unchecked}")
         if not run.plan.size_declared:
             found.append(
                 f"the number of records, {run.plan.dataset_size}, is treated as public (it was not "

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from vestige.adaptive import ClipControl, QuantileControl, RawPercentile
 from vestige.errors import PrivacyError
@@ -110,8 +112,12 @@ class Run:
         self._device = self._gradient.device.type
         self._held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._views = [(s.parameter, s.view(self._gradient)) for s in self.groups.slots]
+        self._checked: set[Any] = set()
+        self.unchecked: str | None = None  # why the self-check said nothing
         if check:
-            watch.before_forward = self._check_once
+            watch.before_forward = self._check_way
+        else:
+            self.unchecked = "self_check=False switched it off"
 
     def attach(self) -> None:
         """Hook into the model and the optimizer."""
@@ -146,14 +152,27 @@ class Run:
         elif ledger.file and self.door.account:
             ledger.file.leave(self.door.account)
 
-    def _check_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Put back if the check raises: a model that was refused stays refused.
+    def _check_way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check the model's rows once for every way in which gradients are taken: the training
+        flags of its modules, and what it is given but for lengths."""
+        modules = self.capture.module.modules()
+        way = (tuple(m.training for m in modules), _signature((args, kwargs)))
+        if way in self._checked:
+            return
         check, self.capture.before_forward = self.capture.before_forward, None
         try:
-            self.capture.unfold = self_check(self.capture, args, kwargs, self._seed)
-        except BaseException:
+            why = self_check(self.capture, args, kwargs, self._seed)
+        finally:
             self.capture.before_forward = check
-            raise
+        if why is not None:
+            self.unchecked = why
+            warnings.warn(
+                f"the self-check was skipped because {why}. That the examples do not mix is shown "
+                "by following their rows through the model's operations only.",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._checked.add(way)  # not if it was refused: a model that was refused stays refused
 
     def hand_out(self, batch: Batch) -> None:
         """The loader gives `batch` to the loop."""
@@ -418,3 +437,15 @@ class Run:
     def _recall(self, memory: Recollection | EstimatedMemory) -> None:
         with exact(self._device):
             memory.prepare(self.door.steps)
+
+
+def _signature(inputs: Any) -> Any:
+    """What a call of the model looks like but for the lengths of its axes."""
+
+    def one(path: Any, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return pytree.keystr(path), value.dtype, value.ndim
+        plain = isinstance(value, bool | int | float | str | type(None))
+        return pytree.keystr(path), value if plain else type(value)
+
+    return tuple(one(path, value) for path, value in pytree.tree_leaves_with_path(inputs))

@@ -1,326 +1,574 @@
-"""Before training: does row i give the same gradient in a batch as alone?
+"""Before gradients are taken in a new way: is every row's gradient its own, to the last digit?
 
-The model runs on a few synthetic rows (random numbers of the right shape, never the data) and on
-each of them by itself. If the outputs or the clipped sums differ, examples meet somewhere: a
-cross-example operation, a batch axis in the wrong place, or rows flattened in an unexpected order.
+The model runs on a few synthetic rows (random numbers of the right shape, never the data) that
+differ in sign, scale and length, in the mode that it is in, with random numbers fixed and, where it
+can, in float64. Four things are asked:
+
+    the captured forward gives what the plain forward gives
+    one row's cotangent: every other row's norm is zero, and the row's own gradient is that of the
+        row alone, by plain autograd
+    all rows' cotangents at once: each row's norm is that of the row alone
+    one row changed, a million times larger: nothing of the others moves
+
+and the second and third once more with as many rows as another axis is long. Where the model
+returns a loss instead of rows, the norms of its rows are compared.
 """
 
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from vestige.clipping import Clip
 from vestige.errors import PrivacyError, VestigeError
-from vestige.gradients.capture import Batch, Capture, changed_by_forward
+from vestige.gradients.capture import Batch, Capture
 from vestige.gradients.collector import Collector
+from vestige.gradients.follow import name_of
+from vestige.gradients.rows import Meeting, Rows, Summed
+from vestige.gradients.tracker import VALUES, kept_by_forward
 
-# Every row counts alike, so that the sum shows how rows were told apart.
-_BOUND = 1.0
+_MOST_IN_DOUBLE = 200_000_000  # trainable or not: a float64 copy is held while the check runs
+_MOST_ROWS = 16
+# What rounding may do. In float64, too, since many models compute parts in float32.
+_OUTPUTS, _GRADIENTS = 1e-5, 1e-4
 
-# Output and its random cotangent, by the place among all that the model returns.
-Outputs = dict[int, tuple[Tensor, Tensor]]
 
+def self_check(
+    capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int
+) -> str | None:
+    """None if every row was shown to stand alone, else why nothing was shown.
 
-def self_check(capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int) -> bool:
-    """Whether rows were shown to be independent; PrivacyError if they were shown not to be.
-
-    False (with a warning) where the model does not run on synthetic rows, or makes nothing of them
-    that could be compared.
+    Raises PrivacyError if rows were shown not to.
     """
-    counts = _row_counts((args, kwargs))
+    real = (args, kwargs)
+    sizes = _sizes(real)
+    few = next(n for n in itertools.count(3) if n not in sizes)
+    equal = min((n for n in sizes if 1 < n <= _MOST_ROWS), default=None)
+    why = ""
     with _aside(capture), _own_randomness(capture):
-        first = _trial((args, kwargs), capture, counts, seed, positive=False)
-        trial = first
-        if isinstance(first, str):  # a logarithm or a mask may need the other kind of rows
-            trial = _trial((args, kwargs), capture, counts, seed, positive=True)
-        if isinstance(trial, str):
-            return _skipped(str(first))
-        with _no_dropout(capture):
-            _compare_with_alone(capture, trial)
-        _compare_with_other_company(capture, trial, seed)
-    return True
+        if _rows_of(real, capture) == 0:
+            return "the model's inputs have no batch rows"
+        for double, kind in itertools.product((True, False), _KINDS):
+            if double and not _fits_in_double(capture.module):
+                continue
+            with _precision(capture, double):
+                # No other axis is as long: here the capture learns which constants have rows.
+                capture.tracker.learning = True
+                try:
+                    trial = _trial(capture, real, few, seed, kind, double)
+                finally:
+                    capture.tracker.learning = False
+                if isinstance(trial, str):
+                    why = why or trial
+                    continue
+                try:
+                    _compare(trial, range(few))
+                    if equal is not None:
+                        again = _trial(capture, real, equal, seed, kind, double)
+                        if isinstance(again, Trial):
+                            _compare(again, [0, equal - 1])
+                except VestigeError:
+                    raise
+                except Exception as error:
+                    why = why or f"the model does not run on single synthetic rows: {error!r}"
+                    continue
+                capture.tracker.checked = True
+                return None
+    return why
+
+
+# -- synthetic rows ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Synthetic rows, what the model makes of all of them, and inputs of another row count."""
+class _Kind:
+    """How rows are made up; the first kind that the model takes is used."""
 
+    positive: bool = False  # numbers in (0, 1), for logarithms
+    tokens: bool = True  # any token of the smallest embedding, else 0 and 1
+    masks: bool | None = None  # all of this, else the first few positions of each row
+
+
+_KINDS = (
+    _Kind(),
+    _Kind(tokens=False),
+    _Kind(tokens=False, masks=True),
+    _Kind(tokens=False, masks=False),
+    _Kind(positive=True, tokens=False, masks=True),
+    _Kind(positive=True, tokens=False, masks=False),
+)
+_SCALES = (1.0, -0.3, 3.0, -10.0, 0.03)
+
+
+def _synthetic(real: Any, capture: Capture, count: int, kind: _Kind, double: bool) -> Any:
+    """The inputs with their rows replaced by `count` random ones."""
+    axis, rows = capture.axis, _rows_of(real, capture)
+    vocabulary = min(
+        (m.num_embeddings for m in capture.module.modules() if isinstance(m, nn.Embedding)),
+        default=2,
+    )
+    length = next(
+        (t.shape[1 - axis] for t in pytree.tree_leaves(real) if _has_rows(t, axis, rows, 2)), 1
+    )
+    lengths = (torch.randperm(max(length, count))[:count] % length) + 1
+
+    def fake(path: Any, value: Any) -> Any:
+        if not _has_rows(value, axis, rows):
+            return value
+        shape = list(value.shape)
+        shape[axis] = count
+        name = pytree.keystr(path).lower()
+        if value.is_floating_point():
+            content = torch.rand(shape) * 0.98 + 0.01 if kind.positive else torch.randn(shape)
+            if not kind.positive:
+                scale = torch.tensor(list(itertools.islice(itertools.cycle(_SCALES), count)))
+                content = content * scale.view(-1, *[1] * (value.ndim - 1 - axis))
+            content = content.to(value.device)
+            return content.double() if double else content.to(value.dtype)
+        if value.dtype == torch.bool or "mask" in name:
+            if kind.masks is not None or value.ndim < 2:
+                return torch.full(shape, bool(kind.masks)).to(value)
+            places = torch.arange(shape[1 - axis])
+            mask = places < lengths.unsqueeze(1).clamp(max=max(1, shape[1 - axis] - 1))
+            mask = mask.t() if axis else mask
+            return mask.view(*mask.shape, *[1] * (value.ndim - 2)).expand(shape).to(value)
+        if value.ndim == 1 and length > 1 and kind.tokens:
+            return lengths.to(value)  # beside rows with positions: their lengths
+        if value.dtype == torch.uint8:
+            return torch.randint(0, 256, shape).to(value)
+        return torch.randint(0, vocabulary if kind.tokens else 2, shape).to(value)
+
+    return pytree.tree_map_with_path(fake, real)
+
+
+def _has_rows(value: Any, axis: int, rows: int, axes: int = 1) -> bool:
+    wide = isinstance(value, Tensor) and value.ndim > max(axis, axes - 1)
+    return wide and value.shape[axis] == rows
+
+
+def _rows_of(inputs: Any, capture: Capture) -> int:
+    return capture.count_rows(*inputs)
+
+
+def _sizes(inputs: Any) -> set[int]:
+    return {s for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) for s in t.shape}
+
+
+# -- runs of the model ------------------------------------------------------------------------
+
+
+class _RowNorms(Collector):
+    """Adds gradients up unclipped, and keeps each row's squared norm."""
+
+    def __init__(self, capture: Capture) -> None:
+        groups = capture.groups
+        super().__init__(groups, Clip((1e140,) * groups.count))
+        self.squares: Tensor | None = None
+
+    def clear(self) -> None:
+        super().clear()
+        self.squares = None
+
+    def _look(self, square_norms: Tensor, group: int) -> None:
+        held = 0 if self.squares is None else self.squares
+        self.squares = held + square_norms.detach().double()
+
+    def _settle_at_once(self, members: Any) -> None:
+        self._settle([_whole(slot, use) for slot, use in members])
+
+
+def _whole(slot: Any, use: Any) -> Any:
+    from vestige.gradients.collector import _Held
+
+    return _Held(slot, use, None)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor that the model returned for all rows: the rows are on `axis`, as `owners` says."""
+
+    value: Tensor
+    axis: int
+    owners: Tensor
+    cotangent: Tensor
+
+    def of(self, row: int) -> Tensor:
+        """The entries of one row."""
+        return self.value.index_select(self.axis, (self.owners == row).nonzero()[:, 0])
+
+    def cotangent_of(self, row: int) -> Tensor:
+        """The cotangent of one row alone."""
+        return self.cotangent.index_select(self.axis, (self.owners == row).nonzero()[:, 0])
+
+    def masked(self, row: int) -> Tensor:
+        """The cotangent of all rows, with everybody else's set to zero."""
+        mine = self.owners == row
+        shape = [1] * self.value.ndim
+        shape[self.axis] = -1
+        return torch.where(mine.view(shape), self.cotangent, 0)
+
+
+@dataclass
+class Trial:
+    """Synthetic rows, and what the model makes of all of them."""
+
+    capture: Capture
     inputs: Any
+    batched: list[bool]  # which of the inputs' leaves have rows
     rows: int
-    more: tuple[Any, int]
-    together: Tensor
-    outputs: Outputs
+    outputs: dict[int, Output]  # by their place among all that the model returns
+    loss: int | None  # the place of a loss, where no output has rows
+    mean: bool
 
 
 def _trial(
-    real: Any, capture: Capture, counts: tuple[int, int], seed: int, positive: bool
+    capture: Capture, real: Any, count: int, seed: int, kind: _Kind, double: bool
 ) -> Trial | str:
-    """The model on synthetic rows, without dropout; or why that says nothing."""
+    """The model on synthetic rows; or why that says nothing."""
     torch.manual_seed(seed)
-    inputs, others = (_synthetic(real, capture, count, positive) for count in counts)
-    if inputs is None:
-        return "the model's inputs have no batch rows"
-    rows, more = counts[0], (others, counts[1])
-    capture.learning = True
+    inputs = _synthetic(real, capture, count, kind, double)
     try:
-        with _no_dropout(capture):
-            together, outputs = _run(capture, inputs, rows, slice(None), more=more)
+        leaves = _captured(capture, inputs, count)
     except VestigeError:
         raise
     except Exception as error:
         return f"the model does not run on synthetic rows: {error!r}"
-    finally:
-        capture.learning = False
-    if not outputs:
-        return "the model returns nothing with batch rows, such as a loss alone"
-    # What is not a number equals nothing, so that a comparison would find no difference.
-    if not together.any() or any(bool(out.isnan().any()) for out, _ in outputs.values()):
-        return "the model's outputs or gradients for synthetic rows are not numbers, or all zero"
-    return Trial(inputs, rows, more, together, outputs)
-
-
-def _skipped(reason: str) -> bool:
-    warnings.warn(
-        f"the self-check was skipped because {reason}. That the examples do not mix is unchecked.",
-        UserWarning,
-        stacklevel=2,
+    outputs: dict[int, Output] = {}
+    loss = None
+    meeting = None
+    for at, leaf in enumerate(leaves):
+        if not (isinstance(leaf, Tensor) and leaf.requires_grad and leaf.is_floating_point()):
+            continue
+        label = capture.tracker.label(leaf)
+        if isinstance(label, Rows) and label.order is None:
+            axis, inner = label.place(leaf.shape) or (0, 1)
+            owners = label.owners(leaf.shape, axis, inner, leaf.device)
+            cotangent = torch.randn(leaf.shape).to(leaf)
+            outputs[at] = Output(leaf, axis, owners, cotangent)
+        elif isinstance(label, Summed) and leaf.numel() == 1:
+            loss = at if loss is None else loss
+        elif isinstance(label, Meeting | Rows):
+            meeting = label if isinstance(label, Meeting) else Meeting("a change of rows' order")
+    if not outputs and loss is None:
+        if meeting is not None:
+            raise meeting.refusal()
+        return "the model returns nothing with batch rows"
+    if any(bool(o.value.isnan().any()) for o in outputs.values()):
+        return "the model's outputs for synthetic rows are not numbers"
+    axis, rows = capture.axis, _rows_of(real, capture)
+    batched = [_has_rows(value, axis, rows) for value in pytree.tree_leaves(real)]
+    return Trial(
+        capture, inputs, batched, count, outputs, None if outputs else loss, capture.declared_mean
     )
-    return False
 
 
-def _compare_with_alone(capture: Capture, trial: Trial) -> None:
-    """Each row gives the same output and gradient by itself; dropout is off."""
-    alone = torch.zeros_like(trial.together)
-    for i in range(trial.rows):
-        one_row = slice(i, i + 1)
-        total, single = _run(capture, trial.inputs, trial.rows, one_row, trial.outputs)
-        alone += total
-        for at, (one, _) in single.items():
-            out = trial.outputs[at][0]
-            _compare(out.narrow(capture.axis, i, 1), one, "output", _rounding(one))
-    # Rounding may flip a max or a relu near zero, which moves a gradient a little.
-    _compare(trial.together, alone, "gradient", 0.05)
+def _captured(capture: Capture, inputs: Any, rows: int) -> list[Any]:
+    """What the model returns, captured: ready for a backward pass."""
+    args, kwargs = pytree.tree_map(_cloned, inputs)
+    capture.collector.clear()
+    capture.start(Batch(rows))
+    torch.manual_seed(0)
+    with torch.enable_grad(), _NoChance(capture):
+        return pytree.tree_leaves(capture.module(*args, **kwargs))
 
 
-def _compare_with_other_company(capture: Capture, trial: Trial, seed: int) -> None:
-    """In the model's own mode, with the same random numbers, replacing row 0 moves no other row."""
-    axis, rows, more = capture.axis, trial.rows, trial.more
+def _plainly(capture: Capture, inputs: Any) -> list[Any]:
+    """What the model returns, as if nobody watched."""
+    args, kwargs = pytree.tree_map(_cloned, inputs)
+    torch.manual_seed(0)
+    with capture.plainly(), torch.enable_grad(), _NoChance(capture):
+        return pytree.tree_leaves(capture.module(*args, **kwargs))
 
-    def other_first_row(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.ndim > axis and value.shape[axis] == rows:
-            value = value.clone()
-            value.select(axis, 0).copy_(value.select(axis, 1).clone())
+
+def _cloned(value: Any) -> Any:
+    """A model may change its inputs in place."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _changed(trial: Trial, change: Callable[[Tensor], Tensor]) -> Any:
+    """The inputs with `change` made to those that have rows."""
+    leaves, spec = pytree.tree_flatten(trial.inputs)
+    changed = [change(v) if b else v for v, b in zip(leaves, trial.batched, strict=True)]
+    return pytree.tree_unflatten(changed, spec)
+
+
+def _backward(trial: Trial, targets: list[Tensor], cotangents: list[Tensor]) -> tuple[Tensor, Any]:
+    """The sum of the rows' gradients and their squared norms."""
+    capture = trial.capture
+    collector = capture.collector
+    assert isinstance(collector, _RowNorms)
+    collector.clear()
+    capture.reopen()
+    torch.autograd.backward(targets, cotangents, retain_graph=True)
+    squares = collector.squares
+    if squares is None:
+        squares = torch.zeros(trial.rows, device=collector.total.device, dtype=torch.float64)
+    return collector.total.double().clone(), squares
+
+
+# -- comparisons ------------------------------------------------------------------------------
+
+
+def _compare(trial: Trial, rows: Any) -> None:
+    capture = trial.capture
+    leaves = _captured(capture, trial.inputs, trial.rows)
+    places = list(trial.outputs) if trial.loss is None else [trial.loss]
+    targets = [leaves[at] for at in places]
+    plain = _plainly(capture, trial.inputs)
+    for at, target in zip(places, targets, strict=True):
+        _same(target, plain[at], "output", "when its gradients are captured", _OUTPUTS)
+    alone = {row: _alone(trial, row, places) for row in rows}
+    if trial.loss is None:
+        for row, (outputs, gradient) in alone.items():
+            for at, one in zip(places, outputs, strict=True):
+                _same(trial.outputs[at].of(row), one, "output", _COMPANY, _OUTPUTS)
+            total, squares = _backward(
+                trial, targets, [trial.outputs[at].masked(row) for at in places]
+            )
+            others = squares.clone()
+            others[row] = 0
+            if bool(others.any()):
+                raise _mixed("a gradient of one example is attributed to another")
+            _same(total, gradient, "gradient", _COMPANY, _GRADIENTS)
+        cotangents = [trial.outputs[at].cotangent for at in places]
+        _, squares = _backward(trial, targets, cotangents)
+        scale = 1.0
+    else:
+        _, squares = _backward(trial, targets, [torch.ones_like(targets[0])])
+        scale = float(trial.rows) if trial.mean else 1.0
+        cotangents = [torch.ones_like(targets[0])]
+    for row, (_, gradient) in alone.items():
+        norm, expected = scale * squares[row].sqrt(), gradient.norm()
+        what = "gradient" if trial.loss is None else "part in the loss that the model returns"
+        _same(norm, expected, what, _COMPANY, _GRADIENTS)
+    _compare_with_other_company(trial, places, cotangents, targets, squares)
+
+
+def _alone(trial: Trial, row: int, places: list[int]) -> tuple[list[Tensor], Tensor]:
+    """The outputs and the flat gradient of one row by itself, by plain autograd."""
+    capture, groups = trial.capture, trial.capture.groups
+    leaves = _plainly(capture, _changed(trial, lambda t: t.narrow(capture.axis, row, 1)))
+    if len(leaves) <= max(places):
+        raise _mixed("the model gives other outputs for one row than for several")
+    outputs = [leaves[at] for at in places]
+    cotangents = [
+        torch.ones_like(out) if trial.loss is not None else trial.outputs[at].cotangent_of(row)
+        for at, out in zip(places, outputs, strict=True)
+    ]
+    if any(out.shape != c.shape for out, c in zip(outputs, cotangents, strict=True)):
+        raise _mixed("the model gives outputs of another shape for one row than for several")
+    parameters = [slot.parameter for slot in groups.slots]
+    with capture.plainly():
+        found = torch.autograd.grad(
+            [o for o in outputs if o.requires_grad],
+            parameters,
+            [c for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad],
+            allow_unused=True,
+        )
+    flat = groups.buffer().double()
+    for slot, g in zip(groups.slots, found, strict=True):
+        if g is not None:
+            slot.view(flat).copy_(g)
+    return [o.detach() for o in outputs], flat
+
+
+def _compare_with_other_company(
+    trial: Trial, places: list[int], cotangents: list[Tensor], before: list[Tensor], squares: Tensor
+) -> None:
+    """The first row becomes another one, a million times larger: no other row moves."""
+    axis, rows = trial.capture.axis, trial.rows
+
+    def other_first_row(value: Tensor) -> Tensor:
+        value = value.clone()
+        first = value.select(axis, 0)
+        if value.is_floating_point():
+            first.mul_(-1e6 if value.dtype == torch.float64 else -1e3)
+        else:
+            first.copy_(value.select(axis, rows - 1).clone())
         return value
 
-    results = []
-    given: Outputs | None = None
-    for change in (lambda value: value, other_first_row):
-        torch.manual_seed(seed + 1)
-        inputs = pytree.tree_map(change, trial.inputs)
-        total, outputs = _run(capture, inputs, rows, slice(None), given, more, mute_first=True)
-        given = given or outputs
-        results.append((total, [o.narrow(axis, 1, rows - 1) for o, _ in outputs.values()]))
-    (total, outs), (total_other, outs_other) = results
-    for one, other in zip(outs, outs_other, strict=True):
-        _compare(other, one, "output", _rounding(one))
-    _compare(total_other, total, "gradient", 0.05)
+    others = _changed(trial, other_first_row)
+    leaves = _captured(trial.capture, others, rows)
+    targets = [leaves[at] for at in places]
+    for at, target, one in zip(places, targets, before, strict=True):
+        if trial.loss is None:
+            output = trial.outputs[at]
+            kept = (output.owners != 0).nonzero()[:, 0]
+            now = target.index_select(output.axis, kept)
+            _same(now, one.index_select(output.axis, kept), "output", _COMPANY, _OUTPUTS)
+    _, now_squares = _backward(trial, targets, cotangents)
+    _same(now_squares[1:].sqrt(), squares[1:].sqrt(), "gradient", _COMPANY, _GRADIENTS)
+
+
+_COMPANY = "from the other examples of its batch"
+
+
+def _same(one: Tensor, other: Tensor, what: str, where: str, tolerance: float) -> None:
+    tolerance = max(tolerance, 16 * max(torch.finfo(t.dtype).eps for t in (one, other)))
+    difference = 1.0
+    if one.shape == other.shape:
+        a, b = one.detach().double(), other.detach().double()
+        apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b)
+        difference = float(apart.norm()) / (float(b[b.isfinite()].norm()) + 1e-30)
+    if not difference <= tolerance:
+        text = "changes" if "captured" in where else "depends"
+        where = where.replace("from", "on")
+        raise _mixed(
+            f"an example's {what} {text} {where} (self-check on synthetic rows: relative "
+            f"difference {difference:.2g})"
+        )
+
+
+def _mixed(what: str) -> PrivacyError:
+    return PrivacyError(
+        f"{what}. The clip bound would not hold. Look for an operation across the batch (batch "
+        "statistics, attention over the batch, a contrastive term), a batch axis that is not the "
+        "first (batch_first=False if it is the second), or a position in the lot that matters."
+    )
+
+
+# -- surroundings -----------------------------------------------------------------------------
 
 
 @contextmanager
 def _own_randomness(capture: Capture) -> Iterator[None]:
     """Leave the generators that the user seeded as they were."""
     device = capture.collector.total.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
-
-
-@contextmanager
-def _no_dropout(capture: Capture) -> Iterator[None]:
-    training = [(module, module.training) for module in capture.module.modules()]
-    for module, _ in training:
-        module.training = False
+    python, numpy = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
     finally:
-        for module, flag in training:
-            module.training = flag
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 @contextmanager
 def _aside(capture: Capture) -> Iterator[None]:
-    """Run with a collector of its own, and put everything back. A state that the model itself
-    wrote to (also through .data, which leaves no version behind) is put back and refused."""
-    kept = (capture.collector, capture.batch, capture.mean_loss, capture.unfold)
-    groups = capture.groups
-    # Without the stability, a gradient that is zero but for rounding would count like any other.
-    stability = 100 * _precision(capture)
-    capture.collector = Collector(groups, Clip((_BOUND,) * groups.count, stability))
-    capture.mean_loss, capture.unfold = False, True
-    before = {name: value.detach().clone() for name, value in capture.state_tensors()}
+    """Run with a collector of its own, and put everything back."""
+    kept = (capture.collector, capture.batch, capture.mean_loss)
+    capture.declared_mean = capture.mean_loss
+    capture.mean_loss = False
     try:
         yield
     finally:
         capture.stop_watching()
-        capture.collector, capture.batch, capture.mean_loss, capture.unfold = kept
-        changed = [
-            (name, value)
-            for name, value in capture.state_tensors()
-            if name in before and not _same(value, before[name])
-        ]
-        for name, value in changed:
-            value.data.copy_(before[name])
+        capture.collector, capture.batch, capture.mean_loss = kept
+
+
+@contextmanager
+def _precision(capture: Capture, double: bool) -> Iterator[None]:
+    """The model in float64 for a while, its own tensors put back untouched; without autocast. A
+    state that the forward pass wrote to (also through .data) is refused."""
+    kept = [(name, t, t.data) for name, t in capture.state_tensors()]
+    if double:
+        for _, tensor, data in kept:
+            if data.is_floating_point():
+                tensor.data = data.double()
+    before = [(name, t, t.detach().clone()) for name, t, _ in kept]
+    capture.collector = _RowNorms(capture)
+    try:
+        with torch.autocast(capture.collector.total.device.type, enabled=False):
+            yield
+    finally:
+        changed = [name for name, t, old in before if not _equal(t, old)]
+        for (_, tensor, data), (_, _, old) in zip(kept, before, strict=True):
+            if double:
+                tensor.data = data
+            elif not _equal(tensor, old):
+                tensor.data.copy_(old)
         if changed:  # also in place of another refusal, which may only be its consequence
-            raise changed_by_forward(changed[0][0])
+            raise kept_by_forward(type(capture.module).__name__, changed[0])
 
 
-def _precision(capture: Capture) -> float:
-    """The rounding unit of the model's arithmetic."""
-    dtypes = {slot.parameter.dtype for slot in capture.groups.slots}
-    device = capture.collector.total.device.type
-    if torch.is_autocast_enabled(device):
-        dtypes.add(torch.get_autocast_dtype(device))
-    return max(torch.finfo(dtype).eps for dtype in dtypes)
-
-
-def _same(value: Tensor, before: Tensor) -> bool:
+def _equal(value: Tensor, before: Tensor) -> bool:
     """Equal, where what is not a number equals itself."""
-    if torch.equal(value, before):
-        return True
+    if value.shape != before.shape or torch.equal(value, before):
+        return value.shape == before.shape
     return bool(torch.isclose(value, before, rtol=0, atol=0, equal_nan=True).all())
 
 
-def _row_counts(inputs: Any) -> tuple[int, int]:
-    """Two small numbers that no axis of the inputs has, so that no shape agrees by chance."""
-    sizes = {s for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) for s in t.shape}
-    free = (n for n in itertools.count(3) if n not in sizes)
-    return next(free), next(free)
+def _fits_in_double(module: nn.Module) -> bool:
+    return sum(p.numel() for p in module.parameters()) <= _MOST_IN_DOUBLE
 
 
-def _synthetic(inputs: Any, capture: Capture, count: int, positive: bool) -> Any:
-    """The inputs with their rows replaced by `count` random ones, None if they have no rows.
+class _NoChance(TorchFunctionMode):
+    """Random numbers are fixed, the same for every row: what is left depends on the rows alone.
+    The branches that the model takes are noted."""
 
-    Numbers are normal, or uniform in (0, 1) with `positive`; masks are all False, or all True.
-    """
-    rows = capture.count_rows(*inputs)
-    found = False
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self._tracker = capture.tracker
 
-    def fake(value: Any) -> Any:
-        nonlocal found
-        axis = capture.axis
-        if not isinstance(value, Tensor) or value.ndim <= axis or value.shape[axis] != rows:
-            return value
-        found = True
-        shape = list(value.shape)
-        shape[axis] = count
-        if value.is_floating_point():
-            return (torch.rand(shape) * 0.98 + 0.01 if positive else torch.randn(shape)).to(value)
-        if value.dtype == torch.bool:  # a mask: one of the two masks nothing
-            return torch.full(shape, positive).to(value)
-        # Pixels take every value; of other integers (tokens, classes) only 0 and 1 surely exist.
-        return torch.randint(0, 256 if value.dtype == torch.uint8 else 2, shape).to(value)
-
-    faked = pytree.tree_map(fake, inputs)
-    return faked if found else None
-
-
-def _run(
-    capture: Capture,
-    inputs: Any,
-    whole: int,
-    rows: slice,
-    given: Outputs | None = None,
-    more: tuple[Any, int] | None = None,
-    mute_first: bool = False,
-) -> tuple[Tensor, Outputs]:
-    """The clipped sum of some of the synthetic rows, and the outputs with their cotangents.
-
-    `more` are inputs of another number of rows: an output is what follows that number. (The first
-    axis of a hidden state may be as long as there are rows by chance.)
-    """
-    axis, count = capture.axis, len(range(whole)[rows])
-
-    def take(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.ndim > axis and value.shape[axis] == whole:
-            return value[rows] if axis == 0 else value[:, rows]
-        return value
-
-    args, kwargs = pytree.tree_map(take, inputs)
-    capture.collector.clear()
-    capture.start(Batch(count))
-    with torch.enable_grad():
-        found = pytree.tree_leaves(capture.module(*args, **kwargs))
-        if given is None:
-            assert more is not None
-            places = [at for at in _following(capture, more) if at < len(found)]
-            leaves = {at: found[at] for at in places if _is_output(found[at], axis, count)}
-            outputs = {at: (t.detach(), torch.randn(t.shape).to(t)) for at, t in leaves.items()}
-        else:
-            if len(found) <= max(given, default=-1) or not all(
-                _is_output(found[at], axis, count) for at in given
-            ):
-                raise PrivacyError(
-                    f"the model gives other outputs for {count} rows than for {whole}: it must "
-                    "treat every example on its own."
-                )
-            leaves = {at: found[at] for at in given}
-            outputs = {at: (found[at].detach(), take(g)) for at, (_, g) in given.items()}
-        if not leaves:
-            return capture.collector.total, {}
-        if mute_first:
-            for _, cotangent in outputs.values():
-                cotangent.select(axis, 0).zero_()
-        torch.autograd.backward(list(leaves.values()), [g for _, g in outputs.values()])
-    return capture.collector.total.clone(), outputs
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = name_of(func)
+        if name in _RECURRENT and len(args) == 9:
+            args = (*args[:5], 0.0, *args[6:])
+        elif name == "scaled_dot_product_attention":
+            kwargs["dropout_p"] = 0.0
+            args = args[:4] if len(args) > 4 else args
+        stand_in = _STAND_INS.get(name)
+        if stand_in is None:
+            out = func(*args, **kwargs)
+            if isinstance(out, bool) and name in VALUES:
+                self._tracker.note_branch(out)
+            return out
+        return stand_in(func, args, kwargs)
 
 
-def _following(capture: Capture, more: tuple[Any, int]) -> list[int]:
-    """The places of what the model returns where the batch axis has the given number of rows."""
-    (args, kwargs), rows = more
-    with torch.no_grad():
-        found = pytree.tree_leaves(capture.module(*args, **kwargs))
-    axis = capture.axis
-    return [
-        at
-        for at, value in enumerate(found)
-        if isinstance(value, Tensor) and value.ndim > axis and value.shape[axis] == rows
-    ]
+def _copied(_: Any, args: Any, kwargs: Any) -> Any:
+    value = kwargs["input"] if "input" in kwargs else args[0]
+    return value.clone()
 
 
-def _is_output(value: Any, axis: int, rows: int) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and value.requires_grad
-        and value.ndim > axis
-        and value.shape[axis] == rows
-        and value.is_floating_point()
-    )
+def _filled(content: float) -> Callable[[Any, Any, Any], Any]:
+    def stand_in(func: Any, args: Any, kwargs: Any) -> Any:
+        with torch.no_grad():
+            out = func(*args, **kwargs)
+            return out.fill_(content)
+
+    return stand_in
 
 
-def _rounding(output: Tensor) -> float:
-    """What the order of additions may change in an output of this precision, generously."""
-    return max(1e-3, 4 * torch.finfo(output.dtype).eps)
+def _backwards(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs).sort(descending=True).values
 
 
-def _compare(together: Tensor, alone: Tensor, what: str, tolerance: float) -> None:
-    difference = 1.0
-    if together.shape == alone.shape:
-        one, other = together.double(), alone.double()
-        apart = torch.where(one == other, 0.0, one - other)  # also where both are infinite
-        difference = float(apart.norm()) / (float(other[other.isfinite()].norm()) + 1e-30)
-    if not difference <= tolerance:
-        raise PrivacyError(
-            f"an example's {what} depends on the other examples of its batch (self-check on "
-            f"synthetic rows: relative difference {difference:.2g}). The clip bound would not "
-            "hold. Look for an operation across the batch (batch statistics, attention over the "
-            "batch, a contrastive term), a batch axis that is not the first (batch_first=False if "
-            "it is the second), or rows flattened in another order."
-        )
+def _gumbel(_: Any, args: Any, kwargs: Any) -> Any:
+    names = ("logits", "tau", "hard", "eps", "dim")
+    given = {"tau": 1.0, "dim": -1, **dict(zip(names, args, strict=False)), **kwargs}
+    return F.softmax(given["logits"] / given["tau"], given["dim"])
+
+
+_RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+_STAND_INS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    **dict.fromkeys(
+        "dropout dropout_ alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d "
+        "feature_dropout rrelu".split(),
+        _copied,
+    ),
+    **dict.fromkeys(
+        "rand randn rand_like randn_like normal normal_ uniform_ exponential_ log_normal_ "
+        "cauchy_".split(),
+        _filled(0.37),
+    ),
+    **dict.fromkeys(
+        "randint randint_like random_ bernoulli bernoulli_ geometric_".split(), _filled(1)
+    ),
+    "randperm": _backwards,
+    "gumbel_softmax": _gumbel,
+}

@@ -22,14 +22,9 @@ _BODY.__kwdefaults__ = F.multi_head_attention_forward.__kwdefaults__
 
 
 def attention(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Multi-head attention: the module has already put the rows on the second axis."""
-    outside, capture.axis = capture.axis, 1
-    unfold, capture.unfold = capture.unfold, True  # torch's own body flattens (positions, rows)
-    try:
-        with capture:
-            return _BODY(*args, **kwargs)
-    finally:
-        capture.axis, capture.unfold = outside, unfold
+    """Multi-head attention, operation by operation."""
+    with capture:
+        return _BODY(*args, **kwargs)
 
 
 TABLE: dict[Any, Any] = {F.multi_head_attention_forward: attention}

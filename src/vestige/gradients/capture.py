@@ -24,15 +24,9 @@ from torch.overrides import TorchFunctionMode
 
 from vestige.errors import ConfigError, PrivacyError, UnsupportedModel, VestigeError
 from vestige.gradients.collector import Collector, ForwardRecord
-from vestige.gradients.refs import (
-    Layout,
-    Ref,
-    Source,
-    Uncovered,
-    does_not_fit,
-    overlaps,
-    tensors_in,
-)
+from vestige.gradients.refs import Ref, Source, Uncovered, does_not_fit, overlaps, tensors_in
+from vestige.gradients.rows import Meeting, Rows, Summed
+from vestige.gradients.tracker import Tracker
 from vestige.gradients.uses import PerExample, Use
 from vestige.groups import Slot
 
@@ -61,7 +55,6 @@ class Forward:
     rows: int
     batch: Batch | None
     record: ForwardRecord
-    ragged: bool = False  # positions were picked by the data: rows can no longer be unfolded
 
 
 @contextmanager
@@ -125,6 +118,7 @@ class Capture(TorchFunctionMode):
         self.batch: Batch | None = None
         self.mean_loss = True
         self.weight = 1.0  # of this pass, where a batch's gradient is a combination of two
+        self.declared_mean = True  # how the loss joins its rows, while the self-check runs
         self.before_forward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         self._sources = {id(slot.parameter): Source(slot, slot.parameter) for slot in groups.slots}
         self._shared: dict[int, Source] = {}  # of the running forward pass
@@ -137,10 +131,9 @@ class Capture(TorchFunctionMode):
         self._state: list[tuple[int, int]] = []
         self._parts = list(module.modules())
         self.paused = False  # operations run as they are, uncaptured
-        self.unfold = False  # rows flattened with positions may be unfolded
-        self.learning = False  # the self-check runs: note which constants have batch rows
+        self.plain = False  # and so do gradients: the self-check's own, of synthetic rows
+        self.tracker = Tracker(module)
         self._batched_constants: set[str] = set()
-        self._token = 0
         self._handles: list[Any] = []
 
     # -- attaching to the model -------------------------------------------------------------
@@ -153,7 +146,7 @@ class Capture(TorchFunctionMode):
             self.module.register_forward_hook(leave, always_call=True),
         ]
         for slot in self.groups.slots:
-            self._handles.append(slot.parameter.register_hook(_Guard(slot.name)))
+            self._handles.append(slot.parameter.register_hook(_Guard(slot.name, self)))
 
     def detach(self) -> None:
         """Take the hooks off again."""
@@ -173,6 +166,15 @@ class Capture(TorchFunctionMode):
         self.batch.backward, self.batch.done = None, False
         self.batch.record = ForwardRecord()
 
+    @contextmanager
+    def plainly(self) -> Iterator[None]:
+        """The model as if nobody watched: for synthetic rows only."""
+        self.paused = self.plain = True
+        try:
+            yield
+        finally:
+            self.paused = self.plain = False
+
     def stop_watching(self) -> None:
         """Leave a forward pass that was interrupted (Ctrl-C) and never said goodbye."""
         while self._calls:
@@ -189,27 +191,45 @@ class Capture(TorchFunctionMode):
             rows = self.count_rows(args, kwargs)
             batch = self.batch if self.batch is not None and self.batch.rows == rows else None
             self._forward = Forward(rows, batch, batch.record if batch else ForwardRecord())
-            self._token += 1
-            self.mark((args, kwargs))
+            self.tracker.begin(rows, (args, kwargs), self.axis)
             self._open.enter_context(self._fallback(self))
             self._state = self._versions()
         self._calls[-1] = True
         self.__enter__()  # type: ignore[no-untyped-call]
 
-    def _leave_forward(self, *_: Any, check: bool = True) -> None:
+    def _leave_forward(
+        self, _: Any = None, __: Any = None, out: Any = None, check: bool = True
+    ) -> None:
         if not self._calls or not self._calls.pop():
             return
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if any(self._calls):
             return
-        self._forward = None
-        self._shared.clear()
-        self._open.close()
+        try:
+            if check:
+                self.tracker.check_kept()
+                self._guard_outputs(out)
+        finally:
+            self._forward = None
+            self._shared.clear()
+            self._open.close()
+            self.tracker.end()
         now = self._versions() if check else self._state
         if now != self._state:
             changed = {key for key, _ in set(self._state) ^ set(now)}
             names = [name for name, tensor in self.state_tensors() if id(tensor) in changed]
             raise changed_by_forward(names[0] if names else "(a new one)")
+
+    def _guard_outputs(self, out: Any) -> None:
+        """What the model returns may enter the loss if its rows are the batch's, in their order."""
+        for tensor in tensors_in(out):
+            label = self.tracker.label(tensor) if tensor.requires_grad else None
+            if isinstance(label, Rows) and label.order is not None and self.rows > 1:
+                label = Meeting("a change of the rows' order that is not undone")
+            if isinstance(label, Summed) and tensor.numel() > 1:
+                label = Meeting("a sum over the batch that is no loss")
+            if isinstance(label, Meeting):
+                tensor.register_hook(_Refusal(label))
 
     def _versions(self) -> list[tuple[int, int]]:
         """Identity and version of every buffer and parameter, without looking up their names."""
@@ -238,12 +258,14 @@ class Capture(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.paused or self._forward is None or not torch.is_grad_enabled():
+        if self.paused or self._forward is None or func in _FACTS:
             return func(*args, **kwargs)
-        rule = self._rules.get(func)
+        labels = self.tracker.labels(args, kwargs)
+        rule = self._rules.get(func) if torch.is_grad_enabled() else None
         try:
             out = NotImplemented if rule is None else rule(self, func, args, kwargs)
-            if out is NotImplemented:
+            ruled = out is not NotImplemented
+            if not ruled:
                 out = self._run_uncovered(func, args, kwargs)
         except Uncovered as use:
             use.locate(self.inside[-1])
@@ -253,8 +275,7 @@ class Capture(TorchFunctionMode):
             if explained is None:
                 raise
             raise explained from error
-        if self._comes_from_batch(args) or (kwargs and self._comes_from_batch(kwargs)):
-            self.mark(out)
+        self.tracker.follow(func, labels, args, kwargs, out, ruled)
         return out
 
     def _explained(self, error: Exception, func: Any, args: Any, kwargs: Any) -> ConfigError | None:
@@ -262,24 +283,17 @@ class Capture(TorchFunctionMode):
         if isinstance(error, VestigeError | torch.OutOfMemoryError):
             return None
         # Whether a value is in range, synthetic rows cannot tell: the self-check is then skipped.
-        if self.learning and isinstance(error, IndexError):
+        if self.tracker.learning and isinstance(error, IndexError):
             return None
         given = list(tensors_in((args, kwargs)))
         names = [ref.slot.name for ref in map(self.find, given) if ref]
         operation = getattr(func, "__name__", str(func))
         return does_not_fit(f"{operation} with {names[0]!r}", given, error) if names else None
 
-    def _comes_from_batch(self, values: Any) -> bool:
-        for value in values.values() if isinstance(values, dict) else values:
-            if isinstance(value, Tensor):
-                if self.is_marked(value):
-                    return True
-            elif isinstance(value, tuple | list | dict) and self._comes_from_batch(value):
-                return True
-        return False
-
     def _run_uncovered(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return out
         leaked = self._leaked(args, kwargs, out)
         if leaked is not None:
             name = getattr(func, "__name__", str(func))
@@ -291,6 +305,11 @@ class Capture(TorchFunctionMode):
         """The number of rows of the running forward pass."""
         assert self._forward is not None
         return self._forward.rows
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision that sums are kept in."""
+        return self.collector.total.dtype
 
     def find(self, value: Any) -> Ref | None:
         """The trainable parameter behind an argument, if it is one or a plain view of one."""
@@ -304,6 +323,8 @@ class Capture(TorchFunctionMode):
         source = self._source(value._base)
         if source is None:
             return None
+        if value.dtype != source.tensor.dtype:
+            raise Uncovered(f"parameter {source.slot.name!r} is used as {value.dtype}")
         if not source.tensor.is_contiguous() or overlaps(value):
             raise Uncovered(f"parameter {source.slot.name!r} is used through an overlapping view")
         return Ref(source, value.detach(), True)
@@ -337,18 +358,18 @@ class Capture(TorchFunctionMode):
             return out
         return _Tap.apply(out, self._anchor, site)  # type: ignore[no-any-return, no-untyped-call]
 
-    def lift(self, ref: Ref, size: Sequence[int], axis: int) -> Tensor:
-        """`ref` repeated for every row along `axis`, its gradients captured one row at a time."""
-        shape = ref.value.shape
+    def lift(self, ref: Ref, size: Sequence[int], rows: Rows) -> Tensor:
+        """`ref` repeated to `size`, which has the batch's `rows`, its gradients captured by row."""
+        shape, count = ref.value.shape, self.rows
 
         def uses(g: Tensor) -> Uses:
-            rows = g.movedim(axis, 0).reshape(-1, *shape)
-            return [ref.use(PerExample(rows.to(self.collector.total.dtype)))]
+            by_row = rows.summed(g.to(self.dtype))
+            return [ref.use(PerExample(by_row.reshape(count, *shape)))]
 
         pad = [1] * (len(size) - len(shape))
         value = ref.value.reshape(*pad, *shape)
         lifted: Tensor = _Lift.apply(value, size, self._anchor, self._site([ref.slot], uses))  # type: ignore[no-untyped-call]
-        self.mark(lifted)
+        self.tracker.give(lifted, rows)
         return lifted
 
     def _site(self, slots: list[Slot], uses: Callable[[Tensor], Uses]) -> Callable[[Tensor], None]:
@@ -376,43 +397,49 @@ class Capture(TorchFunctionMode):
 
         return get
 
-    def mark(self, values: Any) -> None:
-        """These tensors come from the batch. (A shape alone does not say so: a table of positions
-        may happen to have as many rows as a lot.)"""
-        for tensor in tensors_in(values):
-            tensor._vestige_rows = self._token  # type: ignore[attr-defined]
+    def rows_in(
+        self, value: Tensor, refs: Sequence[Ref | None], what: str, channels: int = 1
+    ) -> Rows | None:
+        """The rows of a tensor that meets `refs`; None for a constant.
 
-    def is_marked(self, value: Tensor) -> bool:
-        """Whether a tensor was computed from the batch."""
-        return getattr(value, "_vestige_rows", None) == self._token
-
-    def is_batched(self, value: Tensor, refs: Sequence[Ref | None], channels: int = 1) -> bool:
-        """Whether `value`, which meets `refs`, has the rows as an axis or flattened with another.
-
-        A constant made in the forward pass (an initial state) counts only if the self-check saw
-        it have batch rows where it met the same parameters.
+        The last `channels` axes must not have them. A constant made in the forward pass (an initial
+        state) has rows if the self-check, in which no other axis is as long as the batch, saw it
+        have them where it met the same parameters.
         """
-        assert self._forward is not None
-        axis = self.axis if value.ndim > self.axis + channels else 0
-        if not self.is_marked(value):
+        label = self.tracker.label(value)
+        if isinstance(label, Meeting):
+            raise label.refusal()
+        if isinstance(label, Summed):
+            raise Meeting("a sum over the batch").refusal()
+        if label is None:
+            axis = self.axis if value.ndim > self.axis + channels else 0
+            if value.ndim <= axis + channels or value.shape[axis] != self.rows:
+                return None
             names = {ref.slot.name for ref in refs if ref}
-            if self.learning and value.ndim > axis and value.shape[axis] == self.rows:
+            if self.tracker.learning:
                 self._batched_constants |= names
             if not names <= self._batched_constants:
-                return False
-        if value.ndim > axis and value.shape[axis] == self.rows:
-            return True
-        flattened = value.ndim == 2 and self.rows > 0 and value.shape[0] % self.rows == 0
-        return flattened and self.unfold and not self._forward.ragged
+                return None
+            return self.tracker.on_axis(value.shape, axis)
+        if self.rows > 1:
+            place = label.place(value.shape)
+            if place is None:
+                raise Uncovered(f"{what} is given rows that are spread over several axes")
+            if place[0] >= value.ndim - channels:
+                raise Meeting(f"{what!r}").refusal()
+        return label
 
-    def pick_positions(self) -> None:
-        """The forward pass picks positions by their content, so examples differ in number."""
-        assert self._forward is not None
-        self._forward.ragged = True
+    def follows(self, rows: Rows, value: Tensor, out: Tensor) -> Rows:
+        """Label `out`, which has its rows on the axis that `value` has them on."""
+        place = rows.place(value.shape)
+        label = rows if place is None else rows.at(out.shape, *place)
+        self.tracker.give(out, label)
+        return label
 
-    def layout(self) -> Layout:
-        """Where the rows are in the tensors of the operation at hand."""
-        return Layout(self.rows, self.axis, self.collector.total.dtype)
+    def by_row(self, value: Tensor, rows: Rows) -> Tensor:
+        """`value` with its rows first, in the clipped sum's precision."""
+        value = rows.first(value)
+        return value if value.dtype == self.dtype else value.to(self.dtype)
 
     # -- the backward pass ------------------------------------------------------------------
 
@@ -443,6 +470,23 @@ class Capture(TorchFunctionMode):
         with exact(self._device):
             self.collector.finish()
         self.batch.done = True
+
+
+# Facts about a tensor that are not its contents.
+_FACTS = {
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.numel,
+    torch.Tensor.stride,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_contiguous,
+    torch.Tensor.get_device,
+    torch.Tensor.__len__,
+    *(
+        getattr(torch.Tensor, name).__get__
+        for name in "shape dtype device ndim requires_grad layout is_cuda is_sparse".split()
+    ),
+}
 
 
 def changed_by_forward(name: str) -> PrivacyError:
@@ -478,13 +522,25 @@ def _nothing() -> Callable[..., None]:
     return do_nothing
 
 
+class _Refusal:
+    """Refuses a gradient that reaches an output in which examples meet."""
+
+    def __init__(self, label: Meeting) -> None:
+        self._label = label
+
+    def __call__(self, _: Tensor) -> None:
+        raise self._label.refusal()
+
+
 class _Guard:
     """Refuses a gradient that reaches a parameter without having gone through a rule."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, capture: Capture | None = None) -> None:
+        self.name, self._capture = name, capture
 
     def __call__(self, _: Tensor) -> None:
+        if self._capture is not None and self._capture.plain:
+            return
         raise UnsupportedModel(
             f"parameter {self.name!r} received a gradient that was not captured per example. It "
             "was used outside the model's forward call (call the model itself, not its parts), in "

@@ -5,13 +5,16 @@ The parameter is repeated along the batch axis and autograd then returns its gra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vestige.gradients.capture import Capture
+from vestige.gradients.follow import follow
 from vestige.gradients.refs import Ref
+from vestige.gradients.rows import Meeting, Rows
 
 
 def elementwise(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -20,28 +23,47 @@ def elementwise(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict
     if not any(refs) or any(capture.find(v) for v in kwargs.values()):
         return NotImplemented
     others = [a for a, ref in zip(args, refs, strict=True) if isinstance(a, Tensor) and not ref]
-    if not any(capture.is_batched(o, refs) for o in others):
-        return NotImplemented
     shape = torch.broadcast_shapes(*(a.shape for a in args if isinstance(a, Tensor)))
-    axis = capture.axis if len(shape) > 2 else 0
-    if shape[axis] != capture.rows:
+    rows = _joint_rows(capture, others, refs, shape)
+    if rows is None:
         return NotImplemented
-    lifted = [
-        _along(capture, ref, len(shape), axis) if ref else a
-        for a, ref in zip(args, refs, strict=True)
-    ]
+    pairs = list(zip(args, refs, strict=True))
+    lifted = [_along(capture, ref, shape, rows) if ref else a for a, ref in pairs]
     if any(value is None for value, ref in zip(lifted, refs, strict=True) if ref):
         return NotImplemented
     return func(*lifted, **kwargs)
 
 
-def _along(capture: Capture, ref: Ref, ndim: int, axis: int) -> Tensor | None:
-    """The parameter repeated along the batch axis, None if it already has rows there."""
-    size = [1] * (ndim - ref.value.ndim) + list(ref.value.shape)
-    if size[axis] != 1:
+def _joint_rows(
+    capture: Capture, others: list[Tensor], refs: list[Ref | None], shape: Sequence[int]
+) -> Rows | None:
+    """The rows that the arguments give to the result, None if they are constants."""
+    found = [
+        (o, rows)
+        for o in others
+        if (rows := capture.rows_in(o, refs, "a pointwise operation", channels=0)) is not None
+    ]
+    if not found:
         return None
-    size[axis] = capture.rows
-    return capture.lift(ref, size, axis)
+    labels = {id(o): rows for o, rows in found}
+    result = torch.empty(shape, device="meta")
+    label = follow(torch.mul, labels, tuple(o for o, _ in found), {}, result)
+    if isinstance(label, Meeting):
+        raise label.refusal()
+    assert isinstance(label, Rows)
+    return label
+
+
+def _along(capture: Capture, ref: Ref, shape: Sequence[int], rows: Rows) -> Tensor | None:
+    """The parameter repeated along the axis with the rows, None if it has entries there."""
+    size = [1] * (len(shape) - ref.value.ndim) + list(ref.value.shape)
+    if capture.rows == 1:
+        return capture.lift(ref, size, rows)
+    place = rows.place(shape)
+    if place is None or size[place[0]] != 1:
+        return None
+    size[place[0]] = shape[place[0]]
+    return capture.lift(ref, size, rows.at(size, *place))
 
 
 def expand(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -52,15 +74,14 @@ def expand(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return NotImplemented
     if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
         sizes = list(sizes[0])
-    axis, shape = capture.axis, ref.value.shape
-    if len(sizes) != len(shape) or len(shape) <= axis or shape[axis] != 1:
+    shape = [1] * (len(sizes) - ref.value.ndim) + list(ref.value.shape)
+    wide = [old if new == -1 else new for new, old in zip(sizes, shape, strict=True)]
+    grown = [i for i, (new, old) in enumerate(zip(wide, shape, strict=True)) if new != old]
+    # The rows are on the axis that becomes as long as the batch. (A batch of one changes nothing.)
+    axes = grown or [i for i in (capture.axis, 0) if i < len(shape) and shape[i] == 1][:1]
+    if len(axes) != 1 or wide[axes[0]] != capture.rows:
         return NotImplemented
-    kept = (sizes[i] in (-1, shape[i]) for i in range(len(shape)) if i != axis)
-    if sizes[axis] != capture.rows or not all(kept):
-        return NotImplemented
-    size = list(shape)
-    size[axis] = capture.rows
-    return capture.lift(ref, size, axis)
+    return capture.lift(ref, wide, capture.tracker.on_axis(wide, axes[0]))
 
 
 def repeat(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -68,12 +89,11 @@ def repeat(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     value, *times = args
     if len(times) == 1 and isinstance(times[0], tuple | list):
         times = list(times[0])
-    if capture.find(value) is None or len(times) != value.ndim or value.ndim <= capture.axis:
+    if capture.find(value) is None or len(times) != value.ndim:
         return NotImplemented
-    if any(t != 1 for i, t in enumerate(times) if i != capture.axis):
+    if any(t != 1 and value.shape[i] != 1 for i, t in enumerate(times)):
         return NotImplemented
-    sizes = [-1] * value.ndim
-    sizes[capture.axis] = times[capture.axis]
+    sizes = [t * n for t, n in zip(times, value.shape, strict=True)]
     return expand(capture, func, (value, *sizes), kwargs)
 
 
@@ -81,30 +101,20 @@ def prelu(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """max(x, 0) + weight * min(x, 0), the weight one number or one per channel."""
     x, weight = (*args, *kwargs.values())
     ref = capture.find(weight)
-    if ref is None or ref.is_view or capture.axis != 0 or not capture.is_batched(x, [ref]):
+    if ref is None or ref.is_view:
+        return NotImplemented
+    rows = capture.rows_in(x, [ref], "prelu", channels=x.ndim - 1)
+    if rows is None or rows.order is not None or x.shape[0] != capture.rows:
         return NotImplemented
     channels = [1] * x.ndim
     if x.ndim > 1:
         channels[1] = weight.numel()
-    size = [capture.rows, *channels[1:]]
-
+    flat = (capture.rows, weight.numel())
     # The weight is one-dimensional: the channels become an axis of their own.
-    slope = capture.lift(ref, (capture.rows, weight.numel()), 0).reshape(size)
-    return x.clamp(min=0) + slope * x.clamp(max=0)
+    slope = capture.lift(ref, flat, capture.tracker.on_axis(flat, 0))
+    return x.clamp(min=0) + slope.reshape(capture.rows, *channels[1:]) * x.clamp(max=0)
 
 
-def pick(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Boolean indexing and its like: how many positions an example keeps depends on its content."""
-    index = args[1] if func is torch.Tensor.__getitem__ else None
-    parts = index if isinstance(index, tuple) else (index,)
-    masks = any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in parts)
-    condition_only = func is torch.where and len(args) + len(kwargs) == 1
-    if masks or condition_only or func not in (torch.Tensor.__getitem__, torch.where):
-        capture.pick_positions()
-    return NotImplemented
-
-
-_PICKS = ["masked_select", "nonzero", "argwhere", "unique", "unique_consecutive"]
 _BINARY = ["add", "sub", "mul", "div", "true_divide", "add_", "sub_", "mul_", "div_", "__rsub__"]
 TABLE: dict[Any, Any] = {
     **{getattr(torch.Tensor, name): elementwise for name in _BINARY},
@@ -112,8 +122,4 @@ TABLE: dict[Any, Any] = {
     torch.Tensor.expand: expand,
     torch.Tensor.repeat: repeat,
     torch.prelu: prelu,
-    torch.Tensor.__getitem__: pick,
-    torch.where: pick,
-    **{getattr(torch.Tensor, name): pick for name in _PICKS},
-    **{getattr(torch, name): pick for name in _PICKS},
 }

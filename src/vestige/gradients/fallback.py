@@ -10,8 +10,9 @@ only, rows x its parameters; the root itself is never run so.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,9 +20,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
-from vestige.errors import UnsupportedModel
+from vestige.errors import UnsupportedModel, VestigeError
 from vestige.gradients.capture import Capture
-from vestige.gradients.refs import Uncovered
+from vestige.gradients.refs import Ref, Uncovered
+from vestige.gradients.rows import Rows
 
 # Every way these use their parameters is covered, so there is nothing to shadow.
 _COVERED = (
@@ -80,7 +82,7 @@ class Fallback:
                 except Uncovered:
                     # Without batched inputs the enclosing module has to run row by row.
                     leaves = pytree.tree_leaves((args, kwargs))
-                    if not any(_is_batched(capture, leaf) for leaf in leaves):
+                    if not any(_has_rows(capture, leaf) for leaf in leaves):
                         raise
                 finally:
                     capture.inside.pop()
@@ -92,33 +94,11 @@ class Fallback:
     def _row_by_row(
         self, capture: Capture, name: str, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
-        axis, rows = capture.axis, capture.rows
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        split = [i for i, leaf in enumerate(leaves) if _is_batched(capture, leaf)]
-        lifted = {}
-        for key, parameter in module.named_parameters():
-            ref = capture.find(parameter)
-            if ref is None:
-                continue
-            lifted[key] = capture.lift(ref, (rows, *parameter.shape), 0)
-
-        def one(parameters: dict[str, Tensor], *columns: Tensor) -> Any:
-            row = list(leaves)
-            for i, column in zip(split, columns, strict=True):
-                row[i] = column.unsqueeze(axis)  # the module sees a batch of one
-            row_args, row_kwargs = pytree.tree_unflatten(row, spec)
-            out = functional_call(module, parameters, row_args, row_kwargs)
-            return pytree.tree_map(lambda t: _only_row(t, axis), out)
-
-        capture.paused = True
+        capture.paused = True  # what follows is for vmap to see
         try:
-            in_dims = (0, *[axis] * len(split))
-            run = vmap(one, in_dims, out_dims=axis, randomness="different")
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-                out = run(lifted, *(leaves[i] for i in split))
-            capture.mark(out)
-            return out
+            return self._with_own_parameters(capture, module, args, kwargs)
+        except VestigeError:
+            raise
         except (RuntimeError, ValueError) as error:
             raise UnsupportedModel(
                 f"{type(module).__name__} {name!r} has no per-example gradient rule and "
@@ -128,19 +108,94 @@ class Fallback:
         finally:
             capture.paused = False
 
+    def _with_own_parameters(
+        self, capture: Capture, module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        rows = capture.rows
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        refs = {
+            key: ref for key, p in module.named_parameters() if (ref := capture.find(p)) is not None
+        }
+        split = {i: seat for i, leaf in enumerate(leaves) if (seat := _seat(capture, leaf, refs))}
+        lifted = {}
+        for key, ref in refs.items():
+            shape = (rows, *ref.value.shape)
+            lifted[key] = capture.lift(ref, shape, capture.tracker.on_axis(shape, 0))
 
-def _is_batched(capture: Capture, value: Any) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and value.ndim > capture.axis
-        and value.shape[capture.axis] == capture.rows
-        and capture.is_marked(value)
-    )
+        def one(parameters: dict[str, Tensor], *columns: Tensor) -> Any:
+            row = list(leaves)
+            for i, column in zip(split, columns, strict=True):
+                row[i] = split[i].column(column)
+            row_args, row_kwargs = pytree.tree_unflatten(row, spec)
+            return functional_call(module, parameters, row_args, row_kwargs)
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+            run = vmap(one, randomness="different")
+            out = run(lifted, *(split[i].first(leaves[i]) for i in split))
+        return pytree.tree_map(lambda t: _joined(capture, t, list(split.values())), out)
 
 
-def _only_row(value: Any, axis: int) -> Any:
+@dataclass(frozen=True)
+class _Seat:
+    """Where an argument has the rows: `outer` and `inner` entries of the axis share each row."""
+
+    rows: Rows
+    axis: int
+    outer: int
+    inner: int
+
+    def first(self, value: Tensor) -> Tensor:
+        """The argument with its rows first."""
+        return value.movedim(self.axis, 0) if self.rows.batch == 1 else self.rows.first(value)
+
+    def column(self, value: Tensor) -> Tensor:
+        """One row of the argument as a batch of one (or of the entries that it owns)."""
+        if self.outer == self.inner == 1:
+            return value.unsqueeze(self.axis)
+        both = self.outer > 1 and self.inner > 1
+        return value.flatten(self.axis, self.axis + 1) if both else value
+
+    def put_back(self, value: Tensor) -> Tensor | None:
+        """Outputs (n, ...) of all rows as the module gives them at once; None if they differ."""
+        if value.ndim <= self.axis + 1 or value.shape[self.axis + 1] != self.outer * self.inner:
+            return None
+        if self.rows.order is not None:
+            value = value.index_select(0, self.rows.order)
+        value = value.unflatten(self.axis + 1, (self.outer, self.inner))
+        return value.movedim(0, self.axis + 1).flatten(self.axis, self.axis + 2)
+
+
+def _has_rows(capture: Capture, value: Any) -> bool:
+    return isinstance(value, Tensor) and isinstance(capture.tracker.label(value), Rows)
+
+
+def _seat(capture: Capture, value: Any, refs: Mapping[str, Ref]) -> _Seat | None:
+    """Where an argument of a module has rows, None for what all rows share."""
+    if not isinstance(value, Tensor):
+        return None
+    rows = capture.rows_in(value, list(refs.values()), "a module", channels=0)
+    if rows is None:
+        return None
+    if capture.rows == 1:
+        axis = capture.axis if value.ndim > capture.axis else 0
+        axes = [i for i in (axis, 0, 1) if i < value.ndim and value.shape[i] == 1]
+        return _Seat(rows, axes[0], 1, 1) if axes else None
+    place = rows.place(value.shape)
+    assert place is not None
+    axis, inner = place
+    return _Seat(rows, axis, value.shape[axis] // (inner * rows.count), inner)
+
+
+def _joined(capture: Capture, value: Any, seats: list[_Seat]) -> Any:
     if not isinstance(value, Tensor):
         return value
-    if value.ndim <= axis or value.shape[axis] != 1:
-        raise ValueError(f"an output of shape {tuple(value.shape)} has no batch axis")
-    return value.squeeze(axis)
+    for seat in seats:
+        whole = seat.put_back(value)
+        if whole is not None:
+            rows = seat.rows
+            if capture.rows > 1:
+                rows = rows.at(whole.shape, seat.axis, seat.inner)
+            capture.tracker.give(whole, rows)
+            return whole
+    raise ValueError(f"an output of shape {tuple(value.shape[1:])} has no batch axis")

@@ -14,7 +14,8 @@ from vestige.gradients.capture import Capture, Uses
 from vestige.gradients.convolution import Convolved, Geometry
 from vestige.gradients.linear import plain
 from vestige.gradients.refs import Ref, Uncovered
-from vestige.gradients.uses import PerExample, Rows, Use
+from vestige.gradients.rows import Rows
+from vestige.gradients.uses import LookedUp, PerExample, Use
 
 
 def _convolution(function: Callable[..., Tensor], axes: int) -> Callable[..., Any]:
@@ -31,7 +32,7 @@ def _convolution(function: Callable[..., Tensor], axes: int) -> Callable[..., An
             w, b = capture.find(weight), capture.find(bias)
             if not (w or b):
                 return NotImplemented
-            _check_rows_first(capture, input, [w, b], axes + 2)
+            rows = _rows_first(capture, input, [w, b], axes + 2)
             kernel = plain(w, weight)
             out = function(input, kernel, plain(b, bias), stride, padding, dilation, groups)
             geometry = Geometry.of(weight, stride, padding, dilation, groups)
@@ -47,7 +48,9 @@ def _convolution(function: Callable[..., Tensor], axes: int) -> Callable[..., An
                     found.append(w.use(Convolved(saved().to(dtype), g, kernel.to(dtype), geometry)))
                 return found
 
-            return capture.tap(out, [w, b], uses)
+            out = capture.tap(out, [w, b], uses)
+            capture.follows(rows, input, out)
+            return out
 
         return call(*args, **kwargs)
 
@@ -68,23 +71,27 @@ def _affine(
     w, b = capture.find(weight), capture.find(bias)
     if not (w or b):
         return NotImplemented
-    if capture.find(input) or not capture.is_batched(input, [w, b], channels):
+    rows = (
+        None if capture.find(input) else capture.rows_in(input, [w, b], "a normalisation", channels)
+    )
+    if rows is None:
         raise Uncovered("a normalisation whose input has no batch rows")
-    layout = capture.layout()
     out = run(input, plain(w, weight), plain(b, bias))
     saved = capture.saved(input) if w else None
 
     def uses(g: Tensor) -> Uses:
-        g = layout.by_row(g, channels)
+        g = capture.by_row(g, rows)
         found: Uses = []
         if w and saved:
-            normal = layout.by_row(run(saved(), None, None), channels)
+            normal = capture.by_row(run(saved(), None, None), rows)
             found.append(w.use(PerExample(reduce(g * normal))))
         if b:
             found.append(b.use(PerExample(reduce(g))))
         return found
 
-    return capture.tap(out, [w, b], uses)
+    out = capture.tap(out, [w, b], uses)
+    capture.follows(rows, input, out)
+    return out
 
 
 def _over_features(axes: int) -> Callable[[Tensor], Tensor]:
@@ -152,7 +159,9 @@ def group_norm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str
         eps: float = 1e-5,
         *_: Any,
     ) -> Any:
-        _check_rows_first(capture, input, [capture.find(weight), capture.find(bias)])
+        refs = [capture.find(weight), capture.find(bias)]
+        if any(refs):
+            _rows_first(capture, input, refs)
 
         def run(x: Tensor, w: Any, b: Any) -> Tensor:
             return F.group_norm(x, num_groups, w, b, eps)
@@ -181,7 +190,9 @@ def instance_norm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[
                 "instance_norm with running statistics averages over private examples: build the "
                 "layer with track_running_stats=False."
             )
-        _check_rows_first(capture, input, [capture.find(weight), capture.find(bias)])
+        refs = [capture.find(weight), capture.find(bias)]
+        if any(refs):
+            _rows_first(capture, input, refs)
 
         def run(x: Tensor, w: Any, b: Any) -> Tensor:
             return F.instance_norm(x, None, None, w, b, True, momentum, eps)
@@ -202,23 +213,22 @@ def batch_norm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str
     )
 
 
-def _check_rows_first(
-    capture: Capture,
-    input: Tensor,
-    refs: list[Ref | None],
-    ndim: int | None = None,
-) -> None:
-    """Images and their channels have the rows on the first axis, whatever batch_first says."""
-    if not any(refs):
-        return
+def _rows_first(
+    capture: Capture, input: Tensor, refs: list[Ref | None], ndim: int | None = None
+) -> Rows:
+    """The rows of images, one to a row on the first axis, whatever batch_first says."""
     if ndim is not None and input.ndim != ndim:
         raise Uncovered(
             f"a convolution is given an input of {input.ndim} axes, where rows, channels and "
             f"positions make {ndim}"
         )
-    shaped = input.shape[0] == capture.rows
-    if not shaped or capture.find(input) or not capture.is_batched(input, refs, input.ndim - 1):
+    rows = None
+    if not capture.find(input):
+        rows = capture.rows_in(input, refs, "a convolution or channel norm", input.ndim - 1)
+    # Rows in another order, or several images to a row: the module runs row by row.
+    if rows is None or rows.order is not None or input.shape[0] != capture.rows:
         raise Uncovered("a convolution or channel norm whose first axis is not the batch")
+    return rows
 
 
 def _shared_lookup(capture: Capture, w: Ref, indices: Tensor, padding_idx: int | None) -> Tensor:
@@ -230,7 +240,7 @@ def _shared_lookup(capture: Capture, w: Ref, indices: Tensor, padding_idx: int |
         at = indices.expand(len(g), *indices.shape)
         if padding_idx is not None:
             g = g.masked_fill((at == padding_idx % size).unsqueeze(-1), 0)
-        return Rows(at, g, size)
+        return LookedUp(at, g, size)
 
     return capture.share(w, F.embedding(indices, w.value, padding_idx), attribute)
 
@@ -256,21 +266,24 @@ def embedding(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str,
                 f"embedding {w.slot.name!r} uses {option}, which depends on the other examples of "
                 "the batch: build the layer without it."
             )
-        if not capture.is_batched(input, [w], channels=0):
+        rows = capture.rows_in(input, [w], "embedding", channels=0)
+        if rows is None:
             return _shared_lookup(capture, w, input, padding_idx)
-        layout, indices = capture.layout(), capture.saved(input)
+        indices = capture.saved(input)
         out = F.embedding(input, w.value, padding_idx)
 
         def uses(g: Tensor) -> Uses:
             assert w is not None
-            g, at = layout.by_row(g), indices()
-            at = at.movedim(layout.axis if at.ndim > layout.axis else 0, 0)
+            g, at = capture.by_row(g, after), rows.first(indices())
             if padding_idx is not None:
                 pad = padding_idx % weight.shape[0]
                 g = g.masked_fill((at == pad).unsqueeze(-1), 0)
-            return [w.use(Rows(at, g, weight.shape[0]))]
+            return [w.use(LookedUp(at, g, weight.shape[0]))]
 
-        return capture.tap(out, [w], uses)
+        out = capture.tap(out, [w], uses)
+        after = Rows(rows.stride * out.shape[-1], rows.batch, rows.order)
+        capture.tracker.give(out, after)
+        return out
 
     return call(*args, **kwargs)
 

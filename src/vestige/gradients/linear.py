@@ -12,6 +12,7 @@ from torch import Tensor
 from vestige.errors import UnsupportedModel
 from vestige.gradients.capture import Capture, Uses
 from vestige.gradients.refs import Ref, Uncovered
+from vestige.gradients.rows import Rows
 from vestige.gradients.uses import Outer, PerExample, row_squares
 
 
@@ -35,16 +36,19 @@ def summed(value: Tensor, squares: Tensor | None = None) -> PerExample:
     return PerExample(value.flatten(1, -2).sum(1))
 
 
-def _input(capture: Capture, value: Any, refs: Sequence[Ref | None], what: str) -> Tensor:
-    """An operation's other factor: it must carry the batch's rows and be no parameter itself."""
-    if not isinstance(value, Tensor) or capture.find(value) or not capture.is_batched(value, refs):
+def _input(capture: Capture, value: Any, refs: Sequence[Ref | None], what: str) -> Rows:
+    """The rows of an operation's other factor, which must have some and be no parameter itself."""
+    rows = None
+    if isinstance(value, Tensor) and not capture.find(value):
+        rows = capture.rows_in(value, refs, what)
+    if rows is None:
         raise Uncovered(f"{what} multiplies a parameter with something that has no batch rows")
     if value.layout is not torch.strided:
         raise UnsupportedModel(
             f"{what} multiplies a parameter with a tensor of layout {value.layout}, whose rows "
             "have no norms here: use x.to_dense()."
         )
-    return value
+    return rows
 
 
 def linear(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,24 +58,26 @@ def linear(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, An
         w, b = capture.find(weight), capture.find(bias)
         if not (w or b):
             return NotImplemented
-        x, layout = _input(capture, input, [w, b], "linear"), capture.layout()
+        x, rows = input, _input(capture, input, [w, b], "linear")
         out = F.linear(x, plain(w, weight), plain(b, bias))
         # A frozen weight needs no input: then it is not kept alive.
         saved = capture.saved(x) if w else None
 
         def uses(g: Tensor) -> Uses:
-            g = layout.by_row(g)
+            g = capture.by_row(g, after)
             # Without positions, weight and bias need the same norms of g.
             squares = row_squares(g, factor=True) if g.ndim == 2 else None
             found: Uses = []
             if w and saved:
-                a = positions(layout.by_row(saved()))
+                a = positions(capture.by_row(saved(), rows))
                 found.append(w.use(Outer(a, positions(g), squares)))
             if b:
                 found.append(b.use(summed(g, squares)))
             return found
 
-        return capture.tap(out, [w, b], uses)
+        out = capture.tap(out, [w, b], uses)
+        after = capture.follows(rows, x, out)
+        return out
 
     return call(*args, **kwargs)
 
@@ -105,10 +111,12 @@ def _product(capture: Capture, left: Any, right: Any, b: Ref | None, bias: Any) 
     if w_left and w_right:
         raise Uncovered("matmul multiplies two parameters")
     w = w_left or w_right
-    x = _input(capture, right if w_left else left, [w, b], "matmul")
+    x = right if w_left else left
+    rows = _input(capture, x, [w, b], "matmul")
     if w and (w.value.ndim != 2 or (w_left and x.ndim != 3)):
         return NotImplemented
-    layout = capture.layout()
+    if w_left and (place := rows.place(x.shape)) is not None and place[0] != 0:
+        raise Uncovered("matmul multiplies a parameter from the left with rows on another axis")
     out = torch.matmul(plain(w_left, left), plain(w_right, right))
     if bias is not None:
         out = out + plain(b, bias)
@@ -116,22 +124,25 @@ def _product(capture: Capture, left: Any, right: Any, b: Ref | None, bias: Any) 
 
     def uses(g: Tensor) -> Uses:
         found: Uses = []
+        g = capture.by_row(g, after)
         if w and saved:
-            a = saved()
+            a, h = capture.by_row(saved(), rows), g
             if w_left:  # (p, d) @ (n, d, t): move the positions before the features
-                a, g = a.transpose(1, 2), g.transpose(1, 2)
-            a, g = positions(layout.by_row(a)), positions(layout.by_row(g))
-            found.append(w.use(Outer(a, g) if w_left else Outer(g, a)))
+                a, h = a.transpose(-1, -2), h.transpose(-1, -2)
+            a, h = positions(a), positions(h)
+            found.append(w.use(Outer(a, h) if w_left else Outer(h, a)))
         if b:
-            found.append(b.use(summed(layout.by_row(g))))
+            found.append(b.use(summed(g)))
         return found
 
-    return capture.tap(out, [w, b], uses)
+    out = capture.tap(out, [w, b], uses)
+    after = capture.follows(rows, x, out)
+    return out
 
 
 def einsum(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Any einsum whose batched operands and output begin with the rows' letter."""
-    if kwargs or len(args) < 2 or not isinstance(args[0], str) or capture.axis != 0:
+    """Any einsum whose batched operands and output have the rows on one letter."""
+    if kwargs or len(args) < 2 or not isinstance(args[0], str):
         return NotImplemented
     operands = list(args[1] if isinstance(args[1], list | tuple) else args[1:])
     refs = [capture.find(o) for o in operands]
@@ -140,21 +151,38 @@ def einsum(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, An
     equation = args[0].replace(" ", "")
     if "..." in equation or "->" not in equation:
         return NotImplemented
+    if capture.rows == 1:  # the whole operation belongs to one row
+        whole = capture.tracker.on_axis((1,), 0)
+        lifted = [
+            capture.lift(ref, ref.value.shape, whole) if ref else o
+            for ref, o in zip(refs, operands, strict=True)
+        ]
+        return torch.einsum(equation, *lifted)
     inputs, output = equation.split("->")
     terms = inputs.split(",")
-    letter = output[:1]
-    batched = [t for t, ref in zip(terms, refs, strict=True) if ref is None]
-    if not letter or not batched or any(t[:1] != letter or t.count(letter) > 1 for t in batched):
-        return NotImplemented
-    for i, ref in enumerate(refs):
+    letters, found = set(), []
+    for term, ref, operand in zip(terms, refs, operands, strict=True):
         if ref is None:
-            _input(capture, operands[i], refs, "einsum")
-            continue
-        if letter in terms[i]:
-            return NotImplemented
-        terms[i] = letter + terms[i]
-        operands[i] = capture.lift(ref, (capture.rows, *ref.value.shape), 0)
-    return torch.einsum(",".join(terms) + "->" + output, *operands)
+            rows = capture.rows_in(operand, refs, "einsum", channels=0)
+            place = rows.place(operand.shape) if rows else None
+            if rows is None or place is None:
+                return NotImplemented
+            letters.add(term[place[0]])
+            found.append((rows, operand.shape[place[0]], place[1]))
+    letter = letters.pop() if letters else ""
+    if letters or not letter or output.count(letter) != 1:
+        return NotImplemented
+    rows, size, inner = found[0]
+    for i, ref in enumerate(refs):
+        if ref is not None:
+            if letter in terms[i]:
+                return NotImplemented
+            terms[i] = letter + terms[i]
+            shape = (size, *ref.value.shape)
+            operands[i] = capture.lift(ref, shape, rows.at(shape, 0, inner))
+    # Through the tracker, which sees whether the operands' rows agree.
+    with capture:
+        return torch.einsum(",".join(terms) + "->" + output, *operands)
 
 
 TABLE: dict[Any, Any] = {

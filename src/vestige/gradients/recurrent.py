@@ -46,19 +46,21 @@ def _recurrent(cell: Cell) -> Callable[..., Any]:
         if not any(capture.find(w) for w in weights):
             return NotImplemented
         states = list(start) if isinstance(start, tuple | list) else [start]
-        capture.mark(states)  # zeros that the layer made for this batch, or the caller's
-        if not batch_first:
-            x = x.transpose(0, 1)
-            capture.mark(x)
-        outside, capture.axis = capture.axis, 0  # unrolled, everything here has its rows first
-        try:
-            with capture:
-                out, last = _stack(
-                    cell, x, states, list(weights), biases, layers, dropout * training, both
-                )
-        finally:
-            capture.axis = outside
-        return (out if batch_first else out.transpose(0, 1), *last)
+        rows = capture.rows_in(x, [], "a recurrent layer")
+        if rows is None or x.ndim != 3:
+            raise Uncovered("a recurrent layer whose input has no batch rows")
+        place = rows.place(x.shape)
+        for state in states:
+            if capture.tracker.label(state) is None:  # zeros that the layer made for this batch
+                label = rows if place is None else rows.at(state.shape, 1, place[1])
+                capture.tracker.give(state, label)
+        with capture:
+            if not batch_first:
+                x = x.transpose(0, 1)
+            out, last = _stack(
+                cell, x, states, list(weights), biases, layers, dropout * training, both
+            )
+            return (out if batch_first else out.transpose(0, 1), *last)
 
     return rule
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from vestige.errors import ConfigError, PrivacyError, UnsupportedModel
+from vestige.errors import ConfigError, UnsupportedModel
 from vestige.gradients.uses import Use, Viewed
 from vestige.groups import Slot
 
@@ -72,36 +72,6 @@ class Ref:
         return self.slot, use
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where an operation's tensors have the rows, and the precision that sums are kept in."""
-
-    rows: int
-    axis: int
-    dtype: torch.dtype
-
-    def by_row(self, value: Tensor, channels: int = 1) -> Tensor:
-        """`value` with its rows first, in the clipped sum's precision.
-
-        `channels` is the number of trailing axes that are not positions. (positions, rows) axes are
-        swapped where the model is not batch first; rows flattened with positions are unfolded.
-        """
-        axis = self.axis if value.ndim > self.axis + channels else 0
-        if value.dtype != self.dtype:
-            value = value.to(self.dtype)
-        if value.shape[axis] == self.rows:
-            return value.movedim(axis, 0) if axis else value
-        if value.ndim == 2 and value.shape[0] % self.rows == 0:
-            if self.axis:
-                return value.reshape(-1, self.rows, value.shape[1]).transpose(0, 1)
-            return value.reshape(self.rows, -1, value.shape[1])
-        raise PrivacyError(
-            "an operation's gradient has no axis with the rows of the batch: the batch axis must "
-            "be the first one (batch_first=True) or the second (batch_first=False) throughout the "
-            "model."
-        )
-
-
 def does_not_fit(operation: str, given: Sequence[Tensor], error: Exception) -> ConfigError:
     """The error for tensors that torch refuses to run an operation with a parameter on."""
     shown = "; ".join(
@@ -115,15 +85,17 @@ def does_not_fit(operation: str, given: Sequence[Tensor], error: Exception) -> C
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dicts."""
+    """The tensors in nested sequences, mappings and dataclasses."""
     if isinstance(tree, Tensor):
         yield tree
-    elif isinstance(tree, tuple | list):
+    elif isinstance(tree, tuple | list | deque | set):
         for item in tree:
             yield from tensors_in(item)
-    elif isinstance(tree, dict):
+    elif isinstance(tree, Mapping):
         for item in tree.values():
             yield from tensors_in(item)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        yield from tensors_in(vars(tree) if hasattr(tree, "__dict__") else ())
 
 
 def overlaps(view: Tensor) -> bool:

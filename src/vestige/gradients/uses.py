@@ -2,7 +2,7 @@
 
 A `Use` stands for the per-example gradients (n, *shape) of one parameter without holding them: it
 knows their squared norms and their weighted sum, which is all that clipping needs. `Outer` and
-`Rows` work from the factors that autograd already has (input and output gradient); `PerExample`
+`LookedUp` work from the factors that autograd already has (input and output gradient); `PerExample`
 holds the numbers themselves, for parameters that are small (biases, norm layers) or rare.
 
 Guarantee: `square_norms`, in float64, never understates the norm of what `add_weighted` adds, up to
@@ -185,7 +185,7 @@ class Outer(Use):
             self.a, self.g = zero_rows(self.a, bad), zero_rows(self.g, bad)
 
 
-class Rows(Use):
+class LookedUp(Use):
     """Gradients of a looked-up table: row indices[i, t] receives g[i, t]."""
 
     def __init__(self, indices: Tensor, g: Tensor, rows: int) -> None:
@@ -307,9 +307,9 @@ def _cross(left: Use, right: Use) -> Tensor | float | None:
     if isinstance(left, Viewed) and isinstance(right, Viewed):
         (low, high), (low2, high2) = left.span(), right.span()
         return 0.0 if high < low2 or high2 < low else None
-    if isinstance(left, Outer) and isinstance(right, Rows):
+    if isinstance(left, Outer) and isinstance(right, LookedUp):
         left, right = right, left
-    if isinstance(left, Rows) and isinstance(right, Outer):
+    if isinstance(left, LookedUp) and isinstance(right, Outer):
         # Row indices[t] of sum_s g_s a_s^T is sum_s g_s[indices[t]] a_s.
         g = right.g if right.g.ndim == 3 else right.g.unsqueeze(1)
         a = right.a if right.a.ndim == 3 else right.a.unsqueeze(1)

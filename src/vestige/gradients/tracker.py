@@ -1,0 +1,246 @@
+"""Labels on the tensors of one forward pass: whose entries they hold, and who keeps them.
+
+Every operation that the capture sees passes through `Tracker.follow`, also under `torch.no_grad()`:
+a mean over the batch is a meeting of rows whether or not it has a gradient. A label is an attribute
+of the tensor object, valid for one forward pass and one version of its contents.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vestige.errors import PrivacyError
+from vestige.gradients.follow import follow, name_of
+from vestige.gradients.refs import tensors_in
+from vestige.gradients.rows import Label, Meeting, Rows
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_OWN_KEYS = frozenset(nn.Module().__dict__) | {"forward"}
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), nn.Module, torch.dtype, torch.device)
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+VALUES = """
+item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ __contains__ equal
+allclose is_nonzero __dlpack__
+""".split()
+
+
+class Tracker:
+    """The labels of one model's forward passes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = list(module.modules())
+        plain = nn.Module.get_extra_state
+        self._extra = [m for m in self._parts if type(m).get_extra_state is not plain]
+        self._token = 0
+        self.rows = 0
+        # Inputs without rows, by their place, and their shapes: they are taken for constants.
+        self.shared: dict[tuple[int, int], tuple[int, ...]] = {}
+        # Constants that belong to no module, such as a global table. A pass in which `learning` is
+        # set takes any tensor that it did not make for one; later passes must meet the same object.
+        self.learning = False
+        self._learned = False
+        self._constants: dict[int, Tensor] = {}
+        # Where the forward pass asks for a yes or no about the batch, and what was answered.
+        self._branches: set[tuple[str, bool]] = set()
+        self.checked = False  # whether the self-check has shown something
+        self._own: dict[int, Tensor] = {}  # the model's tensors
+        self._looked = False  # for them in this pass
+
+    # -- a forward pass ---------------------------------------------------------------------
+
+    def begin(self, rows: int, inputs: Any, axis: int) -> None:
+        """A forward pass begins on `inputs`, whose tensors have `rows` rows on `axis`."""
+        self._token += 1
+        self.rows, self._looked = rows, False
+        tensors = list(tensors_in(inputs))
+        for i, tensor in enumerate(tensors):
+            if tensor.ndim <= axis or tensor.shape[axis] != rows:
+                self.shared[len(tensors), i] = tuple(tensor.shape)
+            # What once had no rows is shared by all of them, also where it is as long as the batch.
+            has_rows = (len(tensors), i) not in self.shared
+            self.give(tensor, self.on_axis(tensor.shape, axis) if has_rows else None)
+
+    def end(self) -> None:
+        """The forward pass is over."""
+        self._learned = self._learned or self.learning
+
+    def on_axis(self, shape: Sequence[int], axis: int) -> Rows:
+        """The batch's rows, in order, on an axis that has as many entries."""
+        return Rows(1, self.rows).at(shape, axis, 1)
+
+    def give(self, tensor: Tensor, label: Label | None) -> None:
+        """Label a tensor; None says that it is a constant."""
+        tensor._vestige = (self._token, label, tensor._version)  # type: ignore[attr-defined]
+
+    def has_label(self, tensor: Tensor) -> bool:
+        """Whether the tensor was labelled in this forward pass, if only as a constant."""
+        mark = getattr(tensor, "_vestige", None)
+        return mark is not None and mark[0] == self._token
+
+    def label(self, tensor: Tensor) -> Label | None:
+        """Whose entries a tensor has; None for a constant."""
+        mark = getattr(tensor, "_vestige", None)
+        if mark is None or mark[0] != self._token:
+            return self._stranger(tensor)
+        if mark[2] != tensor._version:
+            return Meeting("an in-place change through another view", lost=True)
+        return mark[1]  # type: ignore[no-any-return]
+
+    def labels(self, args: Any, kwargs: Any) -> dict[int, Label]:
+        """The labels of an operation's arguments, by their identity; constants have none."""
+        found: dict[int, Label] = {}
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(value, Tensor):
+                label = self.label(value)
+                if label is not None:
+                    found[id(value)] = label
+            elif isinstance(value, tuple | list | dict):
+                for tensor in tensors_in(value):
+                    label = self.label(tensor)
+                    if label is not None:
+                        found[id(tensor)] = label
+        return found
+
+    def follow(
+        self, func: Any, labels: dict[int, Label], args: Any, kwargs: Any, out: Any, ruled: bool
+    ) -> None:
+        """Label what `func(*args, **kwargs)` gave. A rule may have labelled it already."""
+        if func is torch.Tensor.__setitem__:
+            out = args[0]
+        results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
+        if not labels:
+            for tensor in results:
+                if id(tensor) not in self._own and not (ruled and self.has_label(tensor)):
+                    self.give(tensor, None)
+            return
+        if not results:
+            if name_of(func) in VALUES:
+                self._refuse_value(func, out)
+            return
+        if ruled and all(self.has_label(t) for t in results):
+            return
+        found = follow(func, labels, args, kwargs, out)
+        for i, tensor in enumerate(results):
+            label = found[i] if isinstance(found, list) else found
+            if self.rows == 1 and isinstance(label, Rows | Meeting):
+                label = Rows(1, 1)  # there is nobody else
+            self.give(tensor, label)
+        if func == _DATA:
+            out._vestige_source = args[0]
+        elif args and results[0] is args[0]:
+            self._spread(results[0])
+
+    def _refuse_value(self, func: Any, answer: Any) -> None:
+        """A number that leaves the tensors steers what all rows go through. A yes or no may, in the
+        directions that the self-check has taken and found to make no difference."""
+        if isinstance(answer, bool) and (not self.checked or (_site(), answer) in self._branches):
+            return
+        raise PrivacyError(
+            f"{name_of(func)!r} turns values of the batch into a Python value ({_site()}), where "
+            "what becomes of it cannot be followed from row to row. Keep it in tensors: "
+            "torch.where instead of if, a fixed length instead of lengths.max()."
+        )
+
+    def note_branch(self, answer: bool) -> None:
+        """The self-check took a branch."""
+        self._branches.add((_site(), answer))
+
+    def _spread(self, target: Tensor) -> None:
+        """A tensor was written in place: what it is a view of, or .data of, has changed, too."""
+        label = target._vestige[1]  # type: ignore[attr-defined]
+        source = getattr(target, "_vestige_source", None)
+        if source is not None and label is not None:
+            self.give(source, label)
+            target = source
+        base = target._base
+        if base is None or label is None:
+            return
+        place = label.place(target.shape) if isinstance(label, Rows) else None
+        whole: Label = Meeting("an in-place change of a part", lost=True)
+        if isinstance(label, Rows) and place is not None:
+            axis, inner = place
+            for j in range(base.ndim):
+                same_step = base.stride(j) == target.stride(axis)
+                if same_step and base.shape[j] == target.shape[axis]:
+                    whole = label.at(base.shape, j, inner)
+                    break
+        mark = getattr(base, "_vestige", None)
+        before = mark[1] if mark is not None and mark[0] == self._token else None
+        if before is not None and not (
+            isinstance(before, Rows) and isinstance(whole, Rows) and before.same(whole)
+        ):
+            whole = before if isinstance(before, Meeting) else Meeting("an in-place change")
+        self.give(base, whole)
+
+    # -- tensors from elsewhere -------------------------------------------------------------
+
+    def _is_own(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the model's: a parameter, a buffer or kept in an attribute."""
+        if id(tensor) not in self._own and not self._looked:
+            self._own = {id(t): t for _, _, t in self._kept()}
+            self._looked = True
+        return id(tensor) in self._own
+
+    def _kept(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        """Every tensor that a module holds, with the name it has there."""
+        for module in self._parts:
+            for store in (module._parameters, module._buffers):
+                for key, tensor in store.items():
+                    if tensor is not None:
+                        yield module, key, tensor
+            for key, value in module.__dict__.items():
+                if key not in _OWN_KEYS and not isinstance(value, _PLAIN):
+                    for tensor in tensors_in(value):
+                        yield module, key, tensor
+
+    def _stranger(self, tensor: Tensor) -> Label | None:
+        """A tensor that this pass did not make: the model's own, or a constant from elsewhere."""
+        if self._is_own(tensor) or id(tensor) in self._constants:
+            return None
+        base = tensor._base
+        if base is not None and (self._is_own(base) or id(base) in self._constants):
+            return None
+        if self.learning and not tensor.requires_grad:
+            self._constants[id(tensor)] = tensor
+            return None
+        if self._learned or tensor.grad_fn is not None:
+            return Meeting("an operation or a tensor from outside the model's forward", lost=True)
+        return None
+
+    def check_kept(self) -> None:
+        """Refuse a model that keeps what it saw of the batch: in a buffer (also through .data), in
+        an attribute, or in its extra state."""
+        for module, key, tensor in self._kept():
+            if self._saw(tensor):
+                raise kept_by_forward(type(module).__name__, key)
+        for module in self._extra:
+            if any(self._saw(t) for t in tensors_in(module.get_extra_state())):
+                raise kept_by_forward(type(module).__name__, "get_extra_state()")
+
+    def _saw(self, tensor: Tensor) -> bool:
+        mark = getattr(tensor, "_vestige", None)
+        return mark is not None and mark[0] == self._token and mark[1] is not None
+
+
+def _site() -> str:
+    """The line of the model's code that is running."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def kept_by_forward(owner: str, key: str) -> PrivacyError:
+    """The error for a module that keeps tensors of the batch."""
+    return PrivacyError(
+        f"{key!r} of {owner} was changed by the forward pass: it keeps values of the batch. "
+        "Statistics of private batches are an unprotected release, and a checkpoint may hold "
+        "them: use vestige.fix(model) for batch norm, turn the tracking off, or move it out of "
+        "the model."
+    )
