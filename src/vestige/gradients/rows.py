@@ -36,7 +36,7 @@ class _Unsaved:
 
 @dataclass(frozen=True)
 class Summed(_Unsaved):
-    """A linear sum over rows, made by the operation `what`: it may be the loss, and nothing else."""
+    """A linear sum over rows, made by the operation `what`: it may be a loss, nothing else."""
 
     what: str = "'sum'"
 
