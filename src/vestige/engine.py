@@ -223,7 +223,7 @@ class PrivacyEngine:
         self._ledger.engines += 1
         run.attach()
         self._run = run
-        return module, optimizer, PrivateLoader(data_loader, run.lots, run.hand_out)
+        return module, optimizer, PrivateLoader(data_loader, run.lots, run.hand_out, module)
 
     def make_private_with_epsilon(
         self,
