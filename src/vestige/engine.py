@@ -7,7 +7,8 @@ one release per lot in `optimizer.step()`, and the ledger that every release is 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -351,6 +352,22 @@ class PrivacyEngine:
             losses.sum().backward()
         finally:
             run.capture.mean_loss = run.plan.loss_reduction == "mean"
+
+    @contextmanager
+    def secret_randomness(self) -> Iterator[None]:
+        """For what your loop itself draws for a batch: mixup, noise on inputs, dropout in the loss.
+
+        Guarantee: inside `with`, torch, `random` and `numpy.random` draw from the secret stream of
+        the lot, as they do inside the model; afterwards they are as they were.
+        """
+        batch = self._attached().capture.batch
+        if batch is None or batch.stream is None:
+            raise PrivacyError(
+                "secret_randomness() was called with no batch at hand: call it between a batch of "
+                "the private loader and optimizer.step()."
+            )
+        with batch.stream.installed():
+            yield
 
     def abandon_lot(self) -> None:
         """Give up the lot at hand (after an error or an interrupt). It is charged all the same."""

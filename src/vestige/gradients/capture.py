@@ -210,9 +210,10 @@ class Capture(TorchFunctionMode):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def _leave_forward(self, *_: Any, check: bool = True) -> None:
+        unwatched = self._calls == [False]  # the operations of others are looked at one by one
         try:
             self._end_forward(check)
-            if check and not self._calls and self._stream is not None:
+            if check and unwatched and self._stream is not None:
                 self._stream.check_seeds()
         finally:
             if not self._calls:
