@@ -45,8 +45,10 @@ class PrivacyEngine:
     Guarantee: after any number of steps, everything the loop has released (the weights, and all
     that is computed from them) is (epsilon, delta)-differentially private for adding or removing
     one record (or what `plan.adjacency` says), with epsilon = `get_epsilon(delta)`, provided that
-    each row's loss depends on that row alone and that `noise_seed` was not used. What the loop
-    itself does with batches, such as printing training losses, is outside the guarantee.
+    each row's loss depends on that row alone and that `noise_seed` was not used. Dropout inside the
+    model and augmentation in the loader draw from the run's secret key, whatever seeds are set.
+    What the loop itself does with batches, such as printing training losses or drawing random
+    numbers outside of `secret_randomness()`, is outside the guarantee.
 
     Papers: Abadi et al. 2016 (arXiv 1607.00133); accounting by Google's dp-accounting.
     """

@@ -91,9 +91,9 @@ class LotStream:
         if isinstance(generator, torch.Generator):
             self._seeds[generator] = generator.initial_seed()
 
-    def watch(self, generator: torch.Generator | None) -> None:
+    def watch(self, generator: Any) -> None:
         """Before an operation, which may have been given a `generator` of its own."""
-        if generator is not None and generator not in self._seeds:
+        if isinstance(generator, torch.Generator) and generator not in self._seeds:
             self._adopt(generator)
         self.check_seeds()
 

@@ -1,9 +1,10 @@
-"""Secret random streams for lots and noise, keyed once and addressed by step.
+"""Secret random streams for lots, noise and masks, keyed once and addressed by step.
 
 Every draw of a run is a function of (key, purpose, step): the key is 256 bits from the operating
 system, or the hash of a `noise_seed` in test mode. Addressing by step means that no generator state
 exists that could be saved, leaked or rewound: a resumed test-mode run draws the same lots and noise
-again, and any other run has a fresh key and can never repeat a draw.
+again, and any other run has a fresh key and can never repeat a draw. (Dropout and augmentation draw
+from generators that forward_randomness.py seeds out of these streams.)
 
 The stream is AES-256 in counter mode, on the CPU also for ordinary runs: it is faster than torch's
 own generator there, which takes only 32 bits of its seed into account. On a GPU ordinary noise

@@ -147,6 +147,9 @@ class PrivateLoader(DataLoader[Any]):
 
     Its length is the number of lots in an epoch; with `max_physical_batch_size` a lot may come in
     several batches. An empty lot is one row of zeros, which the engine leaves out of the sum.
+
+    Guarantee: what the data set and the collate function draw (augmentation) comes from the secret
+    key, in this process and in workers, whatever `generator` and `worker_init_fn` the source has.
     """
 
     def __init__(
@@ -197,7 +200,7 @@ class PrivateLoader(DataLoader[Any]):
             except VestigeError:
                 raise
             except Exception as error:  # whatever a dataset, a collate function or a worker raises
-                raise self._unread(error) from error
+                raise self._unread(error, stream) from error
             if mine != self._iteration:
                 raise PrivacyError(
                     "the private loader was iterated again while an earlier loop over it goes on: "
@@ -205,7 +208,7 @@ class PrivateLoader(DataLoader[Any]):
                 )
             if batch is _END:
                 if self._lots.batches:  # a dataset said StopIteration, which would end the epoch
-                    raise self._unread(StopIteration())
+                    raise self._unread(StopIteration(), stream)
                 return
             taken = self._lots.take()
             taken.stream, lot_ends = stream, taken.last
@@ -214,12 +217,13 @@ class PrivateLoader(DataLoader[Any]):
             self._hand_out(taken)
             yield batch
 
-    def _unread(self, error: Exception) -> ConfigError:
+    def _unread(self, error: Exception, stream: LotStream) -> ConfigError:
         """The error for a batch that could not be read. Its lot was drawn, so it is handed out all
         the same: it has to be abandoned, which charges it, before the next one is drawn."""
         self._iterator = None  # workers that died are started again
         if self._lots.batches:
             taken = self._lots.take()
+            taken.stream = stream
             if taken.lot != self._lots.given_up:
                 self._hand_out(taken)
         lines = str(error).strip().splitlines() or ["(no message)"]
