@@ -632,9 +632,11 @@ def test_seeding_while_reading_is_taken_at_its_word():
 
 def test_generators_are_found_where_they_are_held():
     one, two, three = np.random.default_rng(1), random.Random(1), torch.Generator()
-    bits = np.random.PCG64(1)
+    bits, four = np.random.PCG64(1), np.random.RandomState(1)
 
     class Transform:
+        common = four
+
         def __init__(self, generator):
             self.generator = generator
 
@@ -651,7 +653,7 @@ def test_generators_are_found_where_they_are_held():
             self.bits, self.itself = bits, self
 
     found = explicit_generators(torch.utils.data.Subset(Whole(), [0]), jittered, None)
-    assert {id(g) for g in found} == {id(g) for g in (one, two, three, bits, NAMED)}
+    assert {id(g) for g in found} == {id(g) for g in (one, two, three, four, bits, NAMED)}
 
 
 # -- mutants --------------------------------------------------------------------------------

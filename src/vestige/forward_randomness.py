@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import random
 import types
 from collections.abc import Callable, Iterator
@@ -270,7 +271,7 @@ def _numpy_state(kind: Any, take: Take) -> Any:
 
 
 def explicit_generators(*roots: Any) -> tuple[Any, ...]:
-    """The generators that objects hold, their functions close over, or their methods name.
+    """The generators that objects or classes hold, functions close over, or methods name.
 
     They cannot be swapped by setting global state, and are usually seeded with a constant.
     """
@@ -292,7 +293,7 @@ def explicit_generators(*roots: Any) -> tuple[Any, ...]:
     return tuple(found.values())
 
 
-_PLAIN = (Tensor, np.ndarray, str, bytes, int, float, complex, type, types.ModuleType, type(None))
+_PLAIN = (Tensor, np.ndarray, str, bytes, int, float, complex, types.ModuleType, type(None))
 
 
 def _is_model(value: Any) -> bool:
@@ -310,18 +311,15 @@ def _held_by(value: Any) -> list[Any]:
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, types.FunctionType):
         return _named_by(value)
+    if isinstance(value, type):  # what its methods name, once for all of its objects
+        parts = [getattr(part, "__func__", part) for part in vars(value).values()]
+        named = [_named_by(part) for part in parts if isinstance(part, types.FunctionType)]
+        held = [g for g in itertools.chain(parts, *named) if isinstance(g, _EXPLICIT)]
+        return [*held, *value.__mro__[1:]]
     try:
-        held = list(vars(value).values())
+        return [*vars(value).values(), type(value)]
     except TypeError:
         return []
-    return held + [
-        named
-        for kind in type(value).__mro__
-        for function in vars(kind).values()
-        if isinstance(function, types.FunctionType)
-        for named in _named_by(function)
-        if isinstance(named, _EXPLICIT)
-    ]
 
 
 def _named_by(function: types.FunctionType) -> list[Any]:
