@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from vestige import ConfigError, PrivacyEngine, PrivacyError
-from vestige.forward_randomness import LotStream, explicit_generators
+from vestige.forward_randomness import LotStream, explicit_generators, untouched
 from vestige.randomness import Randomness
 
 ROWS, WIDTH = 24, 16
@@ -344,6 +344,18 @@ def test_generators_are_given_back(error, held, check):
     engine.detach()
 
 
+def test_a_self_check_before_the_first_batch_leaves_the_generators_alone():
+    _, model, _, _ = private(Failing(None), self_check=True)
+    model.train(False)
+    seed_all(3)
+    x, before = data()[0], state_of_all()
+    model(x)  # no lot is at hand: what the pass itself draws is the user's
+    after = state_of_all()
+    seed_all(3)
+    torch.rand(3), np.random.randn(), random.gauss(0, 1)
+    assert after == state_of_all() != before
+
+
 def test_generators_of_a_model_are_given_back():
     class Own(Masked):
         def __init__(self):
@@ -367,7 +379,7 @@ def test_generators_of_a_model_are_given_back():
         before = states()
         model(x)
         assert states() == before
-        with engine._run.capture.batch.stream.aside():  # as a self-check does
+        with untouched(engine._run.capture.batch.stream):  # as a self-check does
             model.numbers(2)
         assert states() == before
         break

@@ -55,7 +55,7 @@ class LotStream:
         self, randomness: Randomness, lot: int, rank: int = 0, explicit: tuple[Any, ...] = ()
     ) -> None:
         self._cipher = randomness.stream(FORWARD + rank.to_bytes(4, "big"), lot)
-        self._explicit = explicit
+        self.explicit = explicit
         self._kept: list[list[Callable[[], object]]] = []  # how to give back, one list per use
         self._seeds: dict[torch.Generator, int] = {}  # of the innermost use
 
@@ -68,23 +68,13 @@ class LotStream:
         outer, self._seeds = self._seeds, {}
         self._kept.append([])
         try:
-            for generator in _all(self._explicit):
+            for generator in _all(self.explicit):
                 self._adopt(generator)
             yield
         finally:
             for give_back in self._kept.pop():
                 give_back()
             self._seeds = outer
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """The self-check runs: it draws what it likes, and all generators are as they were."""
-        kept = [_keep(generator) for generator in _all(self._explicit)]
-        try:
-            yield
-        finally:
-            for give_back in kept:
-                give_back()
 
     def _adopt(self, generator: Any) -> None:
         self._kept[-1].append(_keep(generator))
@@ -107,6 +97,17 @@ class LotStream:
                     "knows the seed knows every row's random numbers, and the clip bound would not "
                     "hold: take torch.manual_seed (or the like) out of forward."
                 )
+
+
+@contextmanager
+def untouched(stream: LotStream | None) -> Iterator[None]:
+    """The self-check runs: it draws what it likes, and all generators are as they were."""
+    kept = [_keep(generator) for generator in _all(stream.explicit if stream else ())]
+    try:
+        yield
+    finally:
+        for give_back in kept:
+            give_back()
 
 
 class WorkerSeeds:

@@ -14,7 +14,7 @@ not copied by `copy.deepcopy` or `torch.save`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vestige.errors import ConfigError, PrivacyError, UnsupportedModel, VestigeError
-from vestige.forward_randomness import LotStream
+from vestige.forward_randomness import LotStream, untouched
 from vestige.gradients.collector import Collector, ForwardRecord
 from vestige.gradients.refs import (
     Layout,
@@ -190,7 +190,7 @@ class Capture(TorchFunctionMode):
         watched = torch.is_grad_enabled() and not self.paused
         stream = self.batch.stream if self.batch is not None else None
         if watched and self._forward is None and self.before_forward is not None:
-            with nullcontext() if stream is None else stream.aside():
+            with untouched(stream):
                 self.before_forward(args, kwargs)
         self._calls.append(False)  # the leaving hook runs even if what follows raises
         if len(self._calls) == 1 and stream is not None:
