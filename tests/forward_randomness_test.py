@@ -385,6 +385,23 @@ def test_generators_of_a_model_are_given_back():
         break
 
 
+def test_global_generators_that_a_model_holds_are_given_back():
+    """sklearn's check_random_state(None) is numpy's global generator."""
+    held = np.random.rand.__self__, random.random.__self__, torch.default_generator
+    seed_all(0)
+    before = state_of_all()
+    stream = LotStream(Randomness(1), 0, explicit=(*held, held[0]._bit_generator))
+    with stream.installed():
+        assert state_of_all() != before
+        np.random.randn()
+    assert state_of_all() == before
+    np.random.randn()
+    before = state_of_all()
+    with untouched(stream):
+        np.random.randn()
+    assert state_of_all() == before
+
+
 def test_numpys_other_bit_generators_are_given_back():
     original = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(3))

@@ -72,7 +72,7 @@ class LotStream:
                 self._adopt(generator)
             yield
         finally:
-            for give_back in self._kept.pop():
+            for give_back in reversed(self._kept.pop()):  # one may stand there under two names
                 give_back()
             self._seeds = outer
 
@@ -106,7 +106,7 @@ def untouched(stream: LotStream | None) -> Iterator[None]:
     try:
         yield
     finally:
-        for give_back in kept:
+        for give_back in reversed(kept):
             give_back()
 
 
