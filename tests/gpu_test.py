@@ -76,3 +76,37 @@ def test_a_step_inside_autocast_keeps_its_precision(name, autocast, hidden, clip
 def test_other_histories_and_noises_run(name, options):
     weights, _ = trained(name, "cuda", torch.float32, **options)
     assert torch.isfinite(weights).all()
+
+
+def test_dropout_on_the_gpu_is_secret_and_its_generator_is_given_back():
+    """A known seed does not determine masks; two physical batches share none; test mode repeats."""
+
+    def masks(noise_seed=None):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 64), nn.Dropout(0.5), nn.Linear(64, 2)).cuda()
+        seen = []
+        model[1].register_forward_hook(lambda module, given, out: seen.append((out != 0).cpu()))
+        x, y = torch.ones(16, 3).cuda(), torch.zeros(16, dtype=torch.long).cuda()
+        engine = PrivacyEngine("rdp", noise_seed=noise_seed)
+        _, optimizer, loader = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=16),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            max_physical_batch_size=8,
+            self_check=False,
+        )
+        torch.manual_seed(0)
+        before = torch.cuda.get_rng_state()
+        for a, b in loader:
+            nn.functional.cross_entropy(model(a), b).backward()
+            optimizer.step()
+            assert torch.equal(torch.cuda.get_rng_state(), before)
+        engine.detach()
+        return seen
+
+    first, second = masks(), masks()
+    for one, other in ((first[0], first[1]), (first[0], second[0]), (first[1], second[1])):
+        assert not torch.equal(one, other)
+    assert all(map(torch.equal, masks(7), masks(7)))

@@ -5,10 +5,11 @@
     the rest      plain numbers, strings and tensors, by torch.save; read with weights_only=True
 
 The file holds weights, the optimizer's state, past releases and the ledger: all of it is public.
-The state of torch's generators, and in test mode the noise seed, are secrets. They are in a file of
-their own beside it, NAME.DIGEST.secret, which only its owner can read and nobody should share.
-Keys of noise and lots, and vectors of correlated noise, are in neither: a run that goes on has a
-new key, so a checkpoint that is continued twice never draws the same noise twice.
+The state of torch's generators as the user's loop sees them, and in test mode the noise seed, are
+kept apart, in a file NAME.DIGEST.secret beside it, which only its owner can read and nobody should
+share. Keys of noise, lots and masks, what the model's own dropout drew, and vectors of correlated
+noise, are in neither: a run that goes on has a new key, so a checkpoint that is continued twice
+never draws the same noise twice.
 
 Guarantee: no example is in either file. A crash at any moment leaves the earlier checkpoint or the
 new one, with its secrets.
@@ -196,7 +197,10 @@ def row_facts(dataset: Any) -> dict[str, Any]:
 
 
 def generators() -> dict[str, Any]:
-    """The state of torch's own generators (dropout and the like): a secret."""
+    """The state of torch's generators between two lots, for what the user's loop draws itself.
+
+    Masks inside the model are a function of the key and the lot, and need no state.
+    """
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {
         "torch": torch.get_rng_state().numpy().tobytes().hex(),

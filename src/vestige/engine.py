@@ -7,7 +7,8 @@ one release per lot in `optimizer.step()`, and the ledger that every release is 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,10 @@ class PrivacyEngine:
     Guarantee: after any number of steps, everything the loop has released (the weights, and all
     that is computed from them) is (epsilon, delta)-differentially private for adding or removing
     one record (or what `plan.adjacency` says), with epsilon = `get_epsilon(delta)`, provided that
-    each row's loss depends on that row alone and that `noise_seed` was not used. What the loop
-    itself does with batches, such as printing training losses, is outside the guarantee.
+    each row's loss depends on that row alone and that `noise_seed` was not used. Dropout inside the
+    model and augmentation in the loader draw from the run's secret key, whatever seeds are set.
+    What the loop itself does with batches, such as printing training losses or drawing random
+    numbers outside of `secret_randomness()`, is outside the guarantee.
 
     Papers: Abadi et al. 2016 (arXiv 1607.00133); accounting by Google's dp-accounting.
     """
@@ -223,7 +226,7 @@ class PrivacyEngine:
         self._ledger.engines += 1
         run.attach()
         self._run = run
-        return module, optimizer, PrivateLoader(data_loader, run.lots, run.hand_out)
+        return module, optimizer, PrivateLoader(data_loader, run.lots, run.hand_out, module)
 
     def make_private_with_epsilon(
         self,
@@ -351,6 +354,22 @@ class PrivacyEngine:
             losses.sum().backward()
         finally:
             run.capture.mean_loss = run.plan.loss_reduction == "mean"
+
+    @contextmanager
+    def secret_randomness(self) -> Iterator[None]:
+        """For what your loop itself draws for a batch: mixup, noise on inputs, dropout in the loss.
+
+        Guarantee: inside `with`, torch, `random` and `numpy.random` draw from the secret stream of
+        the lot, as they do inside the model; afterwards they are as they were.
+        """
+        batch = self._attached().capture.batch
+        if batch is None or batch.stream is None:
+            raise PrivacyError(
+                "secret_randomness() was called with no batch at hand: call it between a batch of "
+                "the private loader and optimizer.step()."
+            )
+        with batch.stream.installed():
+            yield
 
     def abandon_lot(self) -> None:
         """Give up the lot at hand (after an error or an interrupt). It is charged all the same."""

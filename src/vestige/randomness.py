@@ -1,9 +1,10 @@
-"""Secret random streams for lots and noise, keyed once and addressed by step.
+"""Secret random streams for lots, noise and masks, keyed once and addressed by step.
 
 Every draw of a run is a function of (key, purpose, step): the key is 256 bits from the operating
 system, or the hash of a `noise_seed` in test mode. Addressing by step means that no generator state
 exists that could be saved, leaked or rewound: a resumed test-mode run draws the same lots and noise
-again, and any other run has a fresh key and can never repeat a draw.
+again, and any other run has a fresh key and can never repeat a draw. (Dropout and augmentation draw
+from generators that forward_randomness.py seeds out of these streams.)
 
 The stream is AES-256 in counter mode, on the CPU also for ordinary runs: it is faster than torch's
 own generator there, which takes only 32 bits of its seed into account. On a GPU ordinary noise
@@ -30,10 +31,16 @@ from torch import Tensor
 
 from vestige.errors import ConfigError, PrivacyError
 
-LOTS, NOISE, WORKERS = b"lots", b"noise", b"workers"
+LOTS, NOISE, WORKERS, FORWARD = b"lots", b"noise", b"workers", b"forward"
 COUNTS, FIRST_LOOK, MEASURE, ACCEPT = b"counts", b"first look", b"measure", b"accept"
 _FAR = 5.4  # a radius that leaves fewer than 11 of 32 bits
 BLOCK = 2**18  # numbers of noise made at a time; even, so that a block is whole pairs
+
+
+def secret_bytes(key: bytes, purpose: bytes, step: int) -> CipherContext:
+    """A stream of bytes that nobody knows without the key, the same for the same address."""
+    nonce = hashlib.sha256(purpose + step.to_bytes(8, "big")).digest()[:8] + bytes(8)
+    return Cipher(algorithms.AES(key), modes.CTR(nonce)).encryptor()
 
 
 class Randomness:
@@ -60,18 +67,18 @@ class Randomness:
     def __getstate__(self) -> None:
         raise TypeError("the random streams of a private run are secret and cannot be saved")
 
-    def _cipher(self, purpose: bytes, step: int) -> CipherContext:
+    def stream(self, purpose: bytes, step: int) -> CipherContext:
+        """The secret bytes of one address, in the process that has the key."""
         if os.getpid() != self._process:
             raise PrivacyError(
                 "this process was forked after make_private: two processes would add the same "
                 "noise. Call make_private in the process that trains."
             )
-        nonce = hashlib.sha256(purpose + step.to_bytes(8, "big")).digest()[:8] + bytes(8)
-        return Cipher(algorithms.AES(self._key), modes.CTR(nonce)).encryptor()
+        return secret_bytes(self._key, purpose, step)
 
     def uniforms(self, purpose: bytes, step: int, count: int) -> npt.NDArray[np.float64]:
         """`count` numbers in (0, 1], on the grid of 2^-53."""
-        stream = self._cipher(purpose, step).update(bytes(8 * count))
+        stream = self.stream(purpose, step).update(bytes(8 * count))
         bits = np.frombuffer(stream, dtype=np.uint64)
         numbers = ((bits >> np.uint64(11)) + np.uint64(1)).astype(np.float64)
         return numbers * 2.0**-53
@@ -92,11 +99,11 @@ class Randomness:
         """
         count = like.numel()
         if like.device.type != "cpu" and not self.secure:
-            seed = int.from_bytes(self._cipher(purpose, step).update(bytes(8)), "big")
+            seed = int.from_bytes(self.stream(purpose, step).update(bytes(8)), "big")
             generator = torch.Generator(like.device).manual_seed(seed)
             yield slice(0, count), torch.empty_like(like).normal_(generator=generator)
             return
-        cipher, tails = self._cipher(purpose, step), self._cipher(b"tails of " + purpose, step)
+        cipher, tails = self.stream(purpose, step), self.stream(b"tails of " + purpose, step)
         box_muller = _BoxMuller64() if like.dtype == torch.float64 else self._box_muller
         for start in range(0, count, BLOCK):
             size = min(BLOCK, count - start)

@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -32,6 +33,7 @@ from torch.utils.data import (
 )
 
 from vestige.errors import ConfigError, PrivacyError, VestigeError
+from vestige.forward_randomness import LotStream, WorkerSeeds, explicit_generators
 from vestige.gradients.capture import Batch
 from vestige.randomness import LOTS, WORKERS, Randomness
 from vestige.schedule import Table, at
@@ -97,6 +99,7 @@ class LotSampler(Sampler[list[int]]):
         self.next_lot = 0  # the first lot that was never handed out
         self.first_lot = 0  # the first lot of the epoch under way
         self.given_up = -1  # the last lot that was abandoned
+        self.generators: tuple[Any, ...] = ()  # that the model and the data set hold themselves
         self.batches: deque[Batch] = deque()  # in the order of the index lists
 
     def __len__(self) -> int:
@@ -121,9 +124,13 @@ class LotSampler(Sampler[list[int]]):
         """Whether lot `number` is all records, handed out to be measured."""
         return self.measure_by is not None and number % len(self) == 0
 
-    def seed(self) -> int:
-        """A number for the workers of the coming loop, from the secret key and the next lot."""
-        return int(2**53 * self._randomness.uniforms(WORKERS, self.next_lot, 1)[0])
+    def seed(self) -> bytes:
+        """A key for the workers of the coming loop, from the secret key and the next lot."""
+        return self._randomness.stream(WORKERS, self.next_lot).update(bytes(32))
+
+    def stream(self, lot: int) -> LotStream:
+        """What is drawn while lot `lot` is read and while the model runs on it."""
+        return LotStream(self._randomness, lot, explicit=self.generators)
 
     def take(self) -> Batch:
         """What the next batch in order is; its lot counts as handed out from now on."""
@@ -140,28 +147,37 @@ class PrivateLoader(DataLoader[Any]):
 
     Its length is the number of lots in an epoch; with `max_physical_batch_size` a lot may come in
     several batches. An empty lot is one row of zeros, which the engine leaves out of the sum.
+
+    Guarantee: what the data set and the collate function draw (augmentation) comes from the secret
+    key, in this process and in workers, whatever `generator` and `worker_init_fn` the source has.
     """
 
     def __init__(
-        self, source: DataLoader[Any], lots: LotSampler, hand_out: Callable[[Batch], None]
+        self,
+        source: DataLoader[Any],
+        lots: LotSampler,
+        hand_out: Callable[[Batch], None],
+        model: nn.Module | None = None,
     ) -> None:
-        self._lots, self._hand_out = lots, hand_out
+        self._lots, self._hand_out, self._model = lots, hand_out, model
         self._iteration = 0
         self._tensors = _in_memory(source)
         workers = source.num_workers
-        # Starting a loop draws a seed for the workers: from a stream of its own, so that torch's
-        # generator, which dropout uses, is where it was in a loop that never stopped.
-        self._seeds = torch.Generator() if source.generator is None else None
+        # Starting a loop draws a seed for the workers. It comes from the secret key: neither from
+        # torch's generator nor from the one that the source was given, whose seed may be known.
+        self._seeds = torch.Generator()
+        collate = _Collate(source.dataset, source.collate_fn)
+        self._worker_seeds = WorkerSeeds(source.worker_init_fn, collate)
         super().__init__(
             source.dataset,
             batch_sampler=lots,
             num_workers=workers,
-            collate_fn=_Collate(source.dataset, source.collate_fn),
+            collate_fn=collate,
             pin_memory=source.pin_memory,
             timeout=source.timeout,
-            worker_init_fn=source.worker_init_fn,
+            worker_init_fn=self._worker_seeds if workers else None,
             multiprocessing_context=source.multiprocessing_context if workers else None,
-            generator=source.generator if self._seeds is None else self._seeds,
+            generator=self._seeds,
             prefetch_factor=source.prefetch_factor if workers else None,
             persistent_workers=source.persistent_workers,
         )
@@ -169,16 +185,22 @@ class PrivateLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._iteration += 1
         mine = self._iteration
-        if self._seeds is not None:
-            self._seeds.manual_seed(self._lots.seed())
+        secret = self._worker_seeds.secret = self._lots.seed()
+        self._seeds.manual_seed(int.from_bytes(secret[:8], "big"))
+        self._lots.generators = explicit_generators(self.dataset, self.collate_fn, self._model)
+        reads_here = self._tensors is None and not self.num_workers
+        stream, lot_ends = self._lots.stream(self._lots.next_lot), False
         batches = super().__iter__() if self._tensors is None else self._indexed(self._tensors)
         while True:
+            if lot_ends:
+                stream, lot_ends = self._lots.stream(self._lots.next_lot), False
             try:
-                batch = next(batches, _END)
+                with stream.installed() if reads_here else nullcontext():
+                    batch = next(batches, _END)
             except VestigeError:
                 raise
             except Exception as error:  # whatever a dataset, a collate function or a worker raises
-                raise self._unread(error) from error
+                raise self._unread(error, stream) from error
             if mine != self._iteration:
                 raise PrivacyError(
                     "the private loader was iterated again while an earlier loop over it goes on: "
@@ -186,20 +208,22 @@ class PrivateLoader(DataLoader[Any]):
                 )
             if batch is _END:
                 if self._lots.batches:  # a dataset said StopIteration, which would end the epoch
-                    raise self._unread(StopIteration())
+                    raise self._unread(StopIteration(), stream)
                 return
             taken = self._lots.take()
+            taken.stream, lot_ends = stream, taken.last
             if taken.lot == self._lots.given_up:
                 continue  # the rest of a lot that was abandoned
             self._hand_out(taken)
             yield batch
 
-    def _unread(self, error: Exception) -> ConfigError:
+    def _unread(self, error: Exception, stream: LotStream) -> ConfigError:
         """The error for a batch that could not be read. Its lot was drawn, so it is handed out all
         the same: it has to be abandoned, which charges it, before the next one is drawn."""
         self._iterator = None  # workers that died are started again
         if self._lots.batches:
             taken = self._lots.take()
+            taken.stream = stream
             if taken.lot != self._lots.given_up:
                 self._hand_out(taken)
         lines = str(error).strip().splitlines() or ["(no message)"]

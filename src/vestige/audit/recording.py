@@ -154,7 +154,7 @@ class Tape:
         for name in ("normal_blocks", "normals"):
             self._put(randomness, name, self._drawing)
         if self._frozen is not None:
-            self._put(randomness, "_cipher", self._other_noise)
+            self._put(randomness, "stream", self._other_noise)
         return self
 
     def __exit__(

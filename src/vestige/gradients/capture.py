@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vestige.errors import ConfigError, PrivacyError, UnsupportedModel, VestigeError
+from vestige.forward_randomness import LotStream, untouched
 from vestige.gradients.collector import Collector, ForwardRecord
 from vestige.gradients.refs import Ref, Source, Uncovered, does_not_fit, overlaps, tensors_in
 from vestige.gradients.rows import Meeting, Rows, Summed
@@ -43,6 +44,7 @@ class Batch:
     last: bool = True  # the lot's last physical batch
     lot: int = 0
     measures: bool = False  # part of a pass over all records that releases one number
+    stream: LotStream | None = None  # what the lot's forward passes draw; None for synthetic rows
     record: ForwardRecord = field(default_factory=ForwardRecord)
     backward: int | None = None  # the autograd pass that brings its gradients
     done: bool = False
@@ -128,6 +130,8 @@ class Capture(TorchFunctionMode):
         self._calls: list[bool] = []  # runs of the root under way, and whether they are watched
         self.inside: list[str] = [f"{type(module).__name__} (root)"]  # where the forward pass is
         self._open = ExitStack()
+        self._stream: LotStream | None = None  # that the generators run on
+        self._borrowed = ExitStack()  # gives them back
         self._state: list[tuple[int, int]] = []
         self._parts = list(module.modules())
         self.paused = False  # operations run as they are, uncaptured
@@ -145,6 +149,8 @@ class Capture(TorchFunctionMode):
             self.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
             self.module.register_forward_hook(leave, always_call=True),
         ]
+        if self.module._compiled_call_impl is None:
+            self.module._compiled_call_impl = _Interruptible(self)
         for slot in self.groups.slots:
             self._handles.append(slot.parameter.register_hook(_Guard(slot.name, self)))
 
@@ -154,6 +160,8 @@ class Capture(TorchFunctionMode):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if isinstance(self.module._compiled_call_impl, _Interruptible):
+            self.module._compiled_call_impl = None
 
     def start(self, batch: Batch) -> None:
         """The loader hands out `batch`."""
@@ -182,9 +190,14 @@ class Capture(TorchFunctionMode):
 
     def _enter_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         watched = torch.is_grad_enabled() and not self.paused
+        stream = self.batch.stream if self.batch is not None else None
         if watched and self._forward is None and self.before_forward is not None:
-            self.before_forward(args, kwargs)
+            with untouched(stream):
+                self.before_forward(args, kwargs)
         self._calls.append(False)  # the leaving hook runs even if what follows raises
+        if len(self._calls) == 1 and stream is not None:
+            self._stream = stream
+            self._borrowed.enter_context(stream.installed())
         if not watched:
             return
         if self._forward is None:
@@ -200,6 +213,17 @@ class Capture(TorchFunctionMode):
     def _leave_forward(
         self, _: Any = None, __: Any = None, out: Any = None, check: bool = True
     ) -> None:
+        unwatched = self._calls == [False]  # the operations of others are looked at one by one
+        try:
+            self._end_forward(out, check)
+            if check and unwatched and self._stream is not None:
+                self._stream.check_seeds()
+        finally:
+            if not self._calls:
+                self._stream = None
+                self._borrowed.close()
+
+    def _end_forward(self, out: Any, check: bool) -> None:
         if not self._calls or not self._calls.pop():
             return
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -258,6 +282,8 @@ class Capture(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._stream is not None:
+            self._stream.watch(kwargs.get("generator"))
         if self.paused or self._forward is None or func in _FACTS:
             return func(*args, **kwargs)
         labels = self.tracker.labels(args, kwargs)
@@ -512,6 +538,28 @@ class _Hook:
 
     def __reduce__(self) -> Any:
         return _nothing, ()
+
+
+class _Interruptible:
+    """How the root is called: Ctrl-C runs none of torch's hooks, so the forward is left here.
+
+    torch keeps this attribute out of copies and pickles.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._capture.module._call_impl(*args, **kwargs)
+        except Exception:
+            raise  # the hooks have run
+        except BaseException:
+            self._capture.stop_watching()
+            raise
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
 
 
 def do_nothing(*_: Any) -> None:

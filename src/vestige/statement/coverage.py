@@ -128,12 +128,15 @@ def _seeds(run: Mapping[str, Any], repeatable: bool) -> str:
     harmless += "" if seed is None else "and harmless. "
     if repeatable:
         return (
-            f"{harmless}Lots and noise came from a seed that somebody chose (test mode): nothing "
-            "is protected from whoever knows it or guesses it. The seed is not written here."
+            f"{harmless}Lots, noise, and random numbers inside the model came from a seed that "
+            "somebody chose (test mode): nothing is protected from whoever knows it or guesses it. "
+            "The seed is not written here."
         )
     return (
-        f"{harmless}Lots and noise came from a key of the operating system's entropy, which is "
-        "never written. Whoever had it could take the noise off."
+        f"{harmless}Lots, noise, and random numbers inside the model and while data was read "
+        "(dropout, augmentation) came from a key of the operating system's entropy, which is never "
+        "written. Whoever had it could take the noise off. Random numbers that the training loop "
+        "drew for a batch by itself, from a seed that somebody knows, are not covered."
     )
 
 
@@ -166,8 +169,8 @@ def assumptions() -> list[str]:
         "else may have followed the releases.",
         "Training used the lots of the private loader as they came; no lot was dropped by what it "
         "held.",
-        "The key of lots and noise stayed inside the training process, and the operating system's "
-        "entropy was good.",
+        "The key of lots, noise and masks stayed inside the training process, and the operating "
+        "system's entropy was good.",
         "The ledger is complete: it was not deleted, cut or replaced, and other runs on the same "
         "data are in it or are accounted for elsewhere.",
     ]
