@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import vestige
 from vestige import accounting
+from vestige.accounting import computed_every, epsilon_on_the_way
 from vestige.errors import BudgetExhausted, ConfigError
+from vestige.forecast import events_ahead, lots_until
 from vestige.interrupts import Interrupt
 from vestige.methods import resolve
 from vestige.runfolder import RunFolder
@@ -319,13 +321,20 @@ class Session:
                     self.noted.setdefault(name, []).append(value)
 
     def _live_epsilon(self) -> float:
-        # PLD takes about a second, RDP next to nothing. The whole run's epsilon bounds that of
-        # every part of it, so the figure on screen never exceeds the one at the end.
-        cheap = "rdp" if self.engine.accountant == "pld" else self.engine.accountant
-        spent = self.engine.get_epsilon(self.config.delta, cheap)
-        # What a crash has cost is not in the plan, nor what others spend.
-        alone = not self.resumed and self.config.ledger is None
-        return min(spent, self.prepared.planned) if alone else spent
+        """Epsilon by the run's own accountant, from a bounded number of compositions.
+
+        Up to about thirty epochs have one each. In longer runs several share that of the last of
+        them, which is an upper bound for all.
+        """
+        run, per_epoch = self.engine._attached(), self.engine.plan.lots_per_epoch
+        spent = self.engine.ledger.merged()
+        left = events_ahead(run, lots_until(run, self.steps))
+        every = per_epoch * computed_every(-(-self.steps // per_epoch), [*spent, *left])
+        lots = lots_until(run, min(-(-run.door.steps // every) * every, self.steps))
+        if run.guard:
+            lots = run.guard.affordable(lots)
+        point = [*spent, *events_ahead(run, lots)]
+        return epsilon_on_the_way(spent, point, self.config.delta, self.engine.accountant)
 
     def _evaluate(self, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Mean loss and accuracy."""
