@@ -24,7 +24,7 @@ from vestige.ledger import Event
 from vestige.settings import TrainConfig
 from vestige.training import Progress, train
 
-LINE = {"step", "epoch", "epsilon", "test_loss", "test_accuracy", "seconds"}
+LINE = {"step", "epoch", "epsilon", "test_loss", "test_accuracy"}
 RESULT: dict[str, type | tuple[type, ...]] = {
     "method": str,
     "settings": dict,
@@ -51,7 +51,6 @@ RESULT: dict[str, type | tuple[type, ...]] = {
     "optimizer": str,
     "lr": float,
     "parameters": int,
-    "seconds": float,
     "seed": int,
     "repeatable_noise": bool,
     "interrupted": bool,
@@ -600,7 +599,13 @@ def test_ctrl_c_ends_after_the_lot_with_everything_written() -> None:
     assert result["steps"] == 7
     assert read(result, "result.json") == result
     spent = accounting.epsilon([Event(0.2, result["noise_multiplier"], 7)], 1e-5, "rdp")
-    assert result["epsilon"] == spent < 2.0
+    assert lines(result)[-1]["epsilon"] == spent < 1.0
+    # Whoever pressed it may have looked: the claim keeps all planned steps.
+    assert result["epsilon"] == read(result, "config.json")["planned_epsilon"] <= 2.0
+    assert any("7 of 100 planned releases were made" in caveat for caveat in result["caveats"])
+    stated = read(result, "statement.json")
+    assert stated["guarantee"]["epsilon"] == result["epsilon"]
+    assert stated["guarantee"]["end"]["kind"] == "planned releases"
     assert [line["step"] for line in lines(result)] == [5, 7]
     assert weights(result).keys() == {"out.weight", "out.bias"}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

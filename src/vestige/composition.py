@@ -137,6 +137,24 @@ def filter_share(events: Iterable[Event], max_epsilon: float, delta: float) -> f
     are chosen after seeing earlier releases: a Rényi filter at a fixed order (Feldman, Zrnic 2021,
     arXiv:2008.11193). It costs more than `composed_epsilon` of settings that were fixed before.
     """
+    best, allowed = _filter_order(max_epsilon, delta)
+    merged = _capped(event for event in events if event.noise_multiplier < math.inf)
+    if any(event.noise_multiplier < _SMALLEST_NOISE for event in merged) or allowed <= 0:
+        return math.inf if merged else 0.0
+    return float(_rdp(_coarsened(merged))[best] / allowed)
+
+
+def filter_epsilon(max_epsilon: float, delta: float, at: float) -> float:
+    """Epsilon at delta `at` of everything that a filter for (max_epsilon, delta) has let through.
+
+    The filter bounds one Rényi divergence, which converts to an epsilon at any delta.
+    """
+    best, _ = _filter_order(max_epsilon, delta)
+    return max(0.0, max_epsilon + math.log(delta / at) / (_orders()[best] - 1))
+
+
+def _filter_order(max_epsilon: float, delta: float) -> tuple[int, float]:
+    """Which order a Rényi filter works at, and the divergence that it allows there."""
     import numpy as np
 
     orders = np.array(_orders())
@@ -145,10 +163,7 @@ def filter_share(events: Iterable[Event], max_epsilon: float, delta: float) -> f
         max_epsilon - np.log1p(-1 / orders) + (math.log(delta) + np.log(orders)) / (orders - 1)
     )
     best = int(np.argmax(allowed / orders))  # where plain Gaussian releases could go on longest
-    merged = _capped(event for event in events if event.noise_multiplier < math.inf)
-    if any(event.noise_multiplier < _SMALLEST_NOISE for event in merged) or allowed[best] <= 0:
-        return math.inf if merged else 0.0
-    return float(_rdp(_coarsened(merged))[best] / allowed[best])
+    return best, float(allowed[best])
 
 
 def _rdp_epsilon(events: tuple[Event, ...], delta: float) -> float:

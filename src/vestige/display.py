@@ -96,7 +96,6 @@ def print_result(result: dict[str, Any]) -> None:
         accounted = result["noise_multiplier"] / result["beta"]
         noise += f", accounted at {accounted:.4g} (beta {result['beta']:g})"
     table.add_row("noise", f"{noise}, {result['steps']} steps")
-    table.add_row("time", f"{result['seconds']:.1f} s")
     for caveat in result["caveats"]:
         table.add_row("note", caveat)
     Console(highlight=False).print(table)

@@ -56,7 +56,7 @@ def _claim(statement: Mapping[str, Any]) -> list[str]:
         (f"epsilon by {name}", _epsilon(value))
         for name, value in guarantee["by_accountant"].items()
     ]
-    found = ["## The guarantee", _table(("", ""), rows)]
+    found = ["## The guarantee", _table(("", ""), rows), _clean(guarantee["end"]["text"])]
     if guarantee["reason"] is not None:
         found.append(f"There is no guarantee because {_clean(guarantee['reason'])}.")
     return found + [_clean(sentence) for sentence in guarantee["meaning"]]
@@ -165,6 +165,8 @@ def _ledger(ledger: Mapping[str, Any]) -> list[str]:
             "Charged before this run, by other runs in the same ledger; part of the claim:",
             _events(ledger["earlier"]),
         ]
+    if ledger["unmade"]:
+        found += ["Planned and not made; part of the claim:", _events(ledger["unmade"])]
     return found
 
 
