@@ -475,6 +475,15 @@ def test_a_run_that_was_stopped_says_when_its_epsilon_holds() -> None:
     assert made(plan=plan_of(steps=None))["guarantee"]["end"]["kind"] == "open"
 
 
+def test_choosing_by_private_records_is_not_called_post_processing() -> None:
+    found = made()
+    said = found["mechanism"]["text"]
+    assert "post-processing" in said and "as long as it looks at no private record" in said
+    assert "choice" not in said
+    texts = {row["what"]: row["text"] for row in found["not_covered"]}
+    assert "by figures on private records" in texts["choice of a checkpoint"]
+
+
 def test_weak_epsilons_and_large_deltas_are_warned_of() -> None:
     assert any("protects little" in w for w in made(EVENTS["loud"])["warnings"])
     assert any("allow a whole record" in w for w in made(delta=2e-3)["warnings"])

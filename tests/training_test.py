@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -17,12 +18,22 @@ import numpy as np
 import pytest
 import torch
 
-from vestige import accounting, data, files, methods, models, runfolder, session, settings
+from vestige import (
+    accounting,
+    checkpoint,
+    data,
+    files,
+    methods,
+    models,
+    runfolder,
+    session,
+    settings,
+)
 from vestige.engine import REPEATABLE, PrivacyEngine
 from vestige.errors import ConfigError
 from vestige.ledger import Event
 from vestige.settings import TrainConfig
-from vestige.training import Progress, train
+from vestige.training import Progress, prepare, train
 
 LINE = {"step", "epoch", "epsilon", "test_loss", "test_accuracy"}
 RESULT: dict[str, type | tuple[type, ...]] = {
@@ -590,6 +601,31 @@ def press_at(step: int, times: int = 1) -> Callable[[Progress], None]:
                 signal.raise_signal(signal.SIGINT)
 
     return press
+
+
+def test_nothing_that_is_written_follows_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a step takes follows the size of its lot, which is secret."""
+    written = []
+    for pace in (0.001, 977.13):
+        clock = itertools.count()
+        with monkeypatch.context() as patch:
+            patch.setattr(session.time, "perf_counter", lambda c=clock, p=pace: next(c) * p)
+            out = Path(f"run-{pace}")
+            made = prepare(tiny(steps=12, noise_seed=3, checkpoint_every=1, out=out))
+            made.run(lambda _: None)
+        assert made.seconds > pace  # it was measured all the same
+        result = json.loads((out / "result.json").read_text())
+        del result["folder"]
+        names = ("metrics.jsonl", "config.json", "statement.json", "statement.md")
+        written.append([result, *((out / name).read_text() for name in names)])
+    assert written[0] == written[1]
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_a_checkpoint_holds_no_time() -> None:
+    train(tiny(steps=100, epsilon=2.0, out=Path("out")), progress=press_at(7))
+    state, _ = checkpoint.read(Path("out/checkpoint.pt"))
+    assert set(state["others"]) == {"config", "prepared", "ending", "lines", "noted"}
 
 
 @pytest.mark.usefixtures("interrupts")
