@@ -10,7 +10,7 @@ import typer
 from vestige import accounting, ledger_file, training
 from vestige.display import Display, print_json, print_result, shown
 from vestige.errors import ConfigError
-from vestige.escaping import one_line
+from vestige.escaping import one_line, printable
 from vestige.plan import ADJACENCY, common_adjacency
 from vestige.session import LEDGER
 
@@ -55,7 +55,7 @@ def finish(result: dict[str, Any], as_json: bool) -> None:
             err=True,
         )
     if result["interrupted"]:
-        folder = one_line(result["folder"])
+        folder = printable(result["folder"])
         typer.echo(
             f"vestige: interrupted after {result['steps']} steps; what was trained so far is in "
             f"{folder}; go on with: vestige resume {folder}",

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from vestige.escaping import in_terminal, one_line
+from vestige.escaping import in_terminal, printable
 from vestige.training import Progress
 
 
@@ -102,7 +102,7 @@ def print_result(result: dict[str, Any]) -> None:
         table.add_row("note", in_terminal(caveat))
     Console(highlight=False).print(table)
     # Never wrapped: it is there to be copied.
-    typer.echo(f"run folder  {one_line(result['folder'])}")
+    typer.echo(f"run folder  {printable(result['folder'])}")
 
 
 def pairs() -> Table:

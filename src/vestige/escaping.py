@@ -22,10 +22,14 @@ _MARKUP = re.compile(
 )
 
 
+def printable(value: object) -> str:
+    """Text without control characters: no forged line, no escape sequence, no turned direction."""
+    return "".join(c for c in str(value) if unicodedata.category(c)[0] != "C")
+
+
 def one_line(value: object) -> str:
-    """Text on one line, without control characters: no forged line, no escape sequence."""
-    text = (c for c in str(value) if c.isspace() or unicodedata.category(c)[0] != "C")
-    return " ".join("".join(text).split())
+    """The same, with a space where there was white space of any kind."""
+    return " ".join(printable(re.sub(r"\s", " ", str(value))).split())
 
 
 def in_markdown(value: object) -> str:
