@@ -426,7 +426,19 @@ def test_the_epsilon_curve_is_a_close_upper_bound() -> None:
         assert curve == sorted(curve)
         for epoch in (1, 4, 11, 26, 61, 100, 137, 199, 222, 250):
             exact = accounting.epsilon(spent[epoch - 1], 1e-5)
-            assert exact * (1 - 1e-6) <= curve[epoch - 1] <= exact * 1.005
+            asked = min(epochs, -(-epoch // 8) * 8)
+            assert exact <= curve[epoch - 1]
+            assert curve[epoch - 1] <= accounting.epsilon(spent[asked - 1], 1e-5) * (1 + 1e-4)
+            assert curve[epoch - 1] <= accounting.epsilon(spent[epoch - 1], 1e-5, "rdp") * 1.0001
+
+
+@pytest.mark.parametrize(("rate", "noise", "per"), [(0.01, 1.0, 10), (0.005, 0.7, 2), (0.02, 1, 1)])
+def test_the_epsilon_curve_is_no_chord(rate: float, noise: float, per: int) -> None:
+    """Early epochs of a small rate: epsilon is concave there, and a chord lies below it."""
+    spent = [[Event(rate, noise, per * epoch)] for epoch in range(1, 61)]
+    curve = epsilon_curve(spent, 1e-5, accounting.epsilon(spent[-1], 1e-5))
+    for events, shown in zip(spent, curve, strict=True):
+        assert shown is not None and shown >= accounting.epsilon(events, 1e-5)
 
 
 def test_the_epsilon_curve_without_a_guarantee() -> None:

@@ -50,12 +50,13 @@ def seen(monkeypatch):
 
 
 def count_of(rows, bounds, segments):
-    """sum_i (1[|g_i| <= C] - 1/2) in each group; what is not finite is not within."""
+    """sum_i (1[|g_i| <= C] - 1/2) over g_i != 0 by group; what is not finite is not within."""
     found = [0.0] * len(bounds)
     for row in rows:
         for g, (at, bound) in enumerate(zip(segments, bounds, strict=True)):
             length = float(row[at].norm())
-            found[g] += 0.5 if math.isfinite(length) and length <= bound else -0.5
+            if length != 0:
+                found[g] += 0.5 if math.isfinite(length) and length <= bound else -0.5
     return found
 
 
@@ -176,6 +177,24 @@ def test_examples_that_are_not_finite_count_as_clipped(seen):
         assert close(seen.sums[t], clipped_sum(rows, bounds, SEGMENTS["per_layer"]))
         assert all(math.isfinite(c) for c in engine._run.parts.clip.bounds)
     assert met > 5
+
+
+@pytest.mark.parametrize("physical", [None, 2])
+@pytest.mark.parametrize("treated", ["zeroed out", "removed"])
+@pytest.mark.parametrize("norm", [0.5, 1.0, 1.5, 1e200, math.nan, math.inf])
+def test_one_record_moves_the_count_by_a_half_whichever_way_it_is_treated(
+    norm, treated, physical, seen
+):
+    """Zeroed out, as a shared ledger may claim, a record's gradient is zero and its place stays."""
+    others = [0.3, 0.0, 2.0, 1e300, math.nan]
+    neighbour = [*others, 0.0] if treated == "zeroed out" else others
+    for norms in ([*others, norm], neighbour):
+        made = known_norms(
+            norms, 5, Quantile(), sample_rate=1.0, dataset_size=5, max_physical_batch_size=physical
+        )
+        follow(*made, 3 if physical else 1)  # the batches of one lot
+    (first,), (second,) = seen.counts
+    assert abs(first - second) == 0.5
 
 
 @pytest.mark.parametrize("clipping", ["quantile", "quantile_per_layer"])

@@ -895,6 +895,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
         "privacy/epsilon",
     }
     lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    assert {e.wall_time for e in events.Scalars("held_out/accuracy")} == {0.0}
     found = [(e.step, e.value) for e in events.Scalars("held_out/accuracy")]
     assert found == [(line["step"], pytest.approx(line["test_accuracy"])) for line in lines]
 

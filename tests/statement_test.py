@@ -455,13 +455,33 @@ def test_the_calibration_says_how_the_noise_was_found() -> None:
 
 
 def test_a_run_that_was_stopped_says_when_its_epsilon_holds() -> None:
-    facts = {"planned_epsilon": 4.5678, "interrupted": True}
-    found = made([Event(0.05, 1.1, 20)], released=20, run=facts)
-    (warning,) = [w for w in found["warnings"] if "ended after 20 of 200" in w]
-    assert "epsilon 4.568" in warning
+    """Without a word on how it ended, the claim keeps the planned number of releases."""
+    found = made([Event(0.05, 1.1, 20)], released=20)
+    assert found["guarantee"]["epsilon"] == made()["guarantee"]["epsilon"]
+    assert found["guarantee"]["end"]["kind"] == "planned releases"
+    assert any("20 of 200 planned releases were made" in w for w in found["warnings"])
+    unmade = {"sample_rate": 0.05, "noise_multiplier": 1.1, "count": 180}
+    assert found["ledger"]["unmade"] == [unmade]
+    assert "Planned and not made" in statement.markdown(found)
     guarded = made([Event(0.05, 1.1, 20)], released=20, run={"stopped_by": "budget guard"})
-    assert not any("ended after" in w for w in guarded["warnings"])
-    assert not any("ended after" in w for w in made()["warnings"])
+    assert guarded["guarantee"]["epsilon"] < found["guarantee"]["epsilon"]
+    assert guarded["guarantee"]["end"]["kind"] == "budget guard"
+    several = made([Event(0.05, 3.0, 10), Event(0.1, 1.1, 10)], released=20)
+    unmade = {"sample_rate": 0.1, "noise_multiplier": 1.1, "count": 180}
+    assert several["ledger"]["unmade"] == [unmade]  # the costliest of both
+    assert made()["guarantee"]["end"]["kind"] == "as planned"
+    assert made()["ledger"]["unmade"] == []
+    assert made(released=201)["guarantee"]["end"]["kind"] == "open"
+    assert made(plan=plan_of(steps=None))["guarantee"]["end"]["kind"] == "open"
+
+
+def test_choosing_by_private_records_is_not_called_post_processing() -> None:
+    found = made()
+    said = found["mechanism"]["text"]
+    assert "post-processing" in said and "as long as it looks at no private record" in said
+    assert "choice" not in said
+    texts = {row["what"]: row["text"] for row in found["not_covered"]}
+    assert "by figures on private records" in texts["choice of a checkpoint"]
 
 
 def test_weak_epsilons_and_large_deltas_are_warned_of() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -17,14 +18,24 @@ import numpy as np
 import pytest
 import torch
 
-from vestige import accounting, data, files, methods, models, runfolder, session, settings
+from vestige import (
+    accounting,
+    checkpoint,
+    data,
+    files,
+    methods,
+    models,
+    runfolder,
+    session,
+    settings,
+)
 from vestige.engine import REPEATABLE, PrivacyEngine
 from vestige.errors import ConfigError
 from vestige.ledger import Event
 from vestige.settings import TrainConfig
-from vestige.training import Progress, train
+from vestige.training import Progress, prepare, train
 
-LINE = {"step", "epoch", "epsilon", "test_loss", "test_accuracy", "seconds"}
+LINE = {"step", "epoch", "epsilon", "test_loss", "test_accuracy"}
 RESULT: dict[str, type | tuple[type, ...]] = {
     "method": str,
     "settings": dict,
@@ -51,7 +62,6 @@ RESULT: dict[str, type | tuple[type, ...]] = {
     "optimizer": str,
     "lr": float,
     "parameters": int,
-    "seconds": float,
     "seed": int,
     "repeatable_noise": bool,
     "interrupted": bool,
@@ -593,6 +603,31 @@ def press_at(step: int, times: int = 1) -> Callable[[Progress], None]:
     return press
 
 
+def test_nothing_that_is_written_follows_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a step takes follows the size of its lot, which is secret."""
+    written = []
+    for pace in (0.001, 977.13):
+        clock = itertools.count()
+        with monkeypatch.context() as patch:
+            patch.setattr(session.time, "perf_counter", lambda c=clock, p=pace: next(c) * p)
+            out = Path(f"run-{pace}")
+            made = prepare(tiny(steps=12, noise_seed=3, checkpoint_every=1, out=out))
+            made.run(lambda _: None)
+        assert made.seconds > pace  # it was measured all the same
+        result = json.loads((out / "result.json").read_text())
+        del result["folder"]
+        names = ("metrics.jsonl", "config.json", "statement.json", "statement.md")
+        written.append([result, *((out / name).read_text() for name in names)])
+    assert written[0] == written[1]
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_a_checkpoint_holds_no_time() -> None:
+    train(tiny(steps=100, epsilon=2.0, out=Path("out")), progress=press_at(7))
+    state, _ = checkpoint.read(Path("out/checkpoint.pt"))
+    assert set(state["others"]) == {"config", "prepared", "ending", "lines", "noted"}
+
+
 @pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_ends_after_the_lot_with_everything_written() -> None:
     result = train(tiny(steps=100, epsilon=2.0), progress=press_at(7))
@@ -600,7 +635,13 @@ def test_ctrl_c_ends_after_the_lot_with_everything_written() -> None:
     assert result["steps"] == 7
     assert read(result, "result.json") == result
     spent = accounting.epsilon([Event(0.2, result["noise_multiplier"], 7)], 1e-5, "rdp")
-    assert result["epsilon"] == spent < 2.0
+    assert lines(result)[-1]["epsilon"] == spent < 1.0
+    # Whoever pressed it may have looked: the claim keeps all planned steps.
+    assert result["epsilon"] == read(result, "config.json")["planned_epsilon"] <= 2.0
+    assert any("7 of 100 planned releases were made" in caveat for caveat in result["caveats"])
+    stated = read(result, "statement.json")
+    assert stated["guarantee"]["epsilon"] == result["epsilon"]
+    assert stated["guarantee"]["end"]["kind"] == "planned releases"
     assert [line["step"] for line in lines(result)] == [5, 7]
     assert weights(result).keys() == {"out.weight", "out.bias"}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -17,7 +17,7 @@ from typing import Any
 
 from vestige.composition import composed_epsilon
 from vestige.errors import ConfigError
-from vestige.ledger import Event
+from vestige.ledger import Event, merge
 from vestige.schedule import Table, at
 
 ACCOUNTANTS = ("pld", "rdp", "rdp_classic")
@@ -31,6 +31,8 @@ _NOISE_TOLERANCE = 1e-4
 # The target is undercut by this fraction, so that a caller who recomputes the multiplier with
 # another order of floating-point operations still stays below it.
 _TARGET_MARGIN = 1e-6
+# PLD compositions on the way through one run: each takes a few hundredths of a second.
+_ON_THE_WAY = 32
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,29 @@ def epsilon(events: Sequence[Event], delta: float, accountant: str = "pld") -> f
     name = accountant_name(accountant)
     delta = _check_delta(delta)
     return composed_epsilon(events, delta, name)
+
+
+def computed_every(periods: int, events: Sequence[Event]) -> int:
+    """How many of so many equal periods of a run (epochs) lie between two compositions.
+
+    `events` are those of the whole run: each distinct one is a composition of its own.
+    """
+    return max(1, math.ceil(periods / max(1, _ON_THE_WAY // max(1, len(merge(events))))))
+
+
+def epsilon_on_the_way(
+    spent: Sequence[Event], point: Sequence[Event], delta: float, accountant: str = "pld"
+) -> float:
+    """Epsilon of `spent`, by the value at the next computed `point`, which contains it.
+
+    Guarantee: an upper bound. More releases cost no less, so the value at the next point bounds
+    all before it; a chord between two points need not, since epsilon may be concave there. Where
+    the Rényi bound of `spent` itself is smaller, it is that: it costs next to nothing.
+    """
+    name = accountant_name(accountant)
+    if name != "pld":
+        return epsilon(spent, delta, name)
+    return min(epsilon(spent, delta, "rdp"), epsilon(point, delta, name))
 
 
 def guarantee(epsilon: float, adjacency: str) -> str:

@@ -34,6 +34,7 @@ from vestige import (
 )
 from vestige.display import Display, methods_table, pairs, print_json, shown
 from vestige.errors import ConfigError, StorageError, VestigeError
+from vestige.escaping import one_line
 from vestige.methods import METHODS
 from vestige.plan import check_count
 from vestige.plots import check_plot
@@ -74,7 +75,7 @@ class _Program(TyperGroup):
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"vestige: error: {' '.join(message.split())}", err=True)
+    typer.echo(f"vestige: error: {one_line(message)}", err=True)
     sys.exit(code)
 
 

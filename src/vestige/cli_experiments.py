@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from vestige.escaping import in_terminal
 from vestige.settings import CLIPPINGS, DATASETS, MODELS, TrainConfig
 from vestige.training import Progress
 
@@ -108,7 +109,7 @@ def _print_list(lines: list[dict[str, Any]], as_json: bool) -> None:
     for line in lines:
         counts = f"{line['published']} + {line['tuning']} + {line['fair']}"
         paper = ", ".join(part for part in (line["paper"], line["item"]) if part)
-        table.add_row(line["name"], line["title"], paper, counts)
+        table.add_row(*map(in_terminal, (line["name"], line["title"], paper, counts)))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200  # a file or a pipe: nothing needs to be folded

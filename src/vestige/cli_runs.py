@@ -10,6 +10,7 @@ import typer
 from vestige import accounting, ledger_file, training
 from vestige.display import Display, print_json, print_result, shown
 from vestige.errors import ConfigError
+from vestige.escaping import one_line, printable
 from vestige.plan import ADJACENCY, common_adjacency
 from vestige.session import LEDGER
 
@@ -54,9 +55,10 @@ def finish(result: dict[str, Any], as_json: bool) -> None:
             err=True,
         )
     if result["interrupted"]:
+        folder = printable(result["folder"])
         typer.echo(
             f"vestige: interrupted after {result['steps']} steps; what was trained so far is in "
-            f"{result['folder']}; go on with: vestige resume {result['folder']}",
+            f"{folder}; go on with: vestige resume {folder}",
             err=True,
         )
         raise typer.Exit(INTERRUPTED)
@@ -74,8 +76,8 @@ def show(
         return
     for run in found["runs"]:
         about = run["about"]
-        what = about.get("method") or "merged ledgers"
-        typer.echo(f"run {run['run']}: {what}, {run['releases']} releases")
+        what = one_line(about.get("method") or "merged ledgers")
+        typer.echo(f"run {one_line(run['run'])}: {what}, {run['releases']} releases")
         for event in run["events"]:
             typer.echo(
                 f"  {event['count']} at sampling rate {event['sample_rate']:.6g}, "
@@ -83,7 +85,7 @@ def show(
             )
     for name, value in found["epsilon"].items():
         typer.echo(f"epsilon by {name} at delta {delta:g}: {shown(value)}")
-    typer.echo(f"guarantee: {found['guarantee']}")
+    typer.echo(f"guarantee: {one_line(found['guarantee'])}")
 
 
 def merge(

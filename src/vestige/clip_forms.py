@@ -46,15 +46,17 @@ class Auto:
 class Quantile:
     """Clipping at a quantile of the gradients' norms, followed by a noisy count of the unclipped.
 
-        count = sum_i (1[|g_i| <= C_t] - 1/2) + N(0, count_noise^2),   f = count / L + 1/2 in [0, 1]
+        count = sum_i b_i + N(0, count_noise^2),   f = count / L + 1/2 in [0, 1]
+        b_i = 1/2 where 0 < |g_i| <= C_t,  -1/2 beyond (also where it is not finite),  0 at g_i = 0
         C_(t+1) = C_t exp(-rate (f - target)),   kept within [lowest, highest]
 
     `max_grad_norm` is C_0, or the C_0 of each group; the noise of a step is in units of its C_t.
     `count_noise` None is L/20. `clipping="quantile"` is flat, `"quantile_per_layer"` has a bound
     for each layer.
 
-    Guarantee: one record moves a centred count by 1/2, the counts of G groups by sqrt(G)/2. They
-    are released with the sum and charged with it: 1/z^2 = (beta/sigma)^2 + G/(2 count_noise)^2.
+    Guarantee: one record moves a centred count by 1/2, the counts of G groups by sqrt(G)/2, whether
+    it is added, removed, or zeroed out (its gradient becomes zero while its place stays). They are
+    released with the sum and charged with it: 1/z^2 = (beta/sigma)^2 + G/(2 count_noise)^2.
     Paper: Andrew et al. 2021, arXiv 1905.03871.
     """
 

@@ -137,6 +137,24 @@ def filter_share(events: Iterable[Event], max_epsilon: float, delta: float) -> f
     are chosen after seeing earlier releases: a Rényi filter at a fixed order (Feldman, Zrnic 2021,
     arXiv:2008.11193). It costs more than `composed_epsilon` of settings that were fixed before.
     """
+    best, allowed = _filter_order(max_epsilon, delta)
+    merged = _capped(event for event in events if event.noise_multiplier < math.inf)
+    if any(event.noise_multiplier < _SMALLEST_NOISE for event in merged) or allowed <= 0:
+        return math.inf if merged else 0.0
+    return float(_rdp(_coarsened(merged))[best] / allowed)
+
+
+def filter_epsilon(max_epsilon: float, delta: float, at: float) -> float:
+    """Epsilon at delta `at` of everything that a filter for (max_epsilon, delta) has let through.
+
+    The filter bounds one Rényi divergence, which converts to an epsilon at any delta.
+    """
+    best, _ = _filter_order(max_epsilon, delta)
+    return max(0.0, max_epsilon + math.log(delta / at) / (_orders()[best] - 1))
+
+
+def _filter_order(max_epsilon: float, delta: float) -> tuple[int, float]:
+    """Which order a Rényi filter works at, and the divergence that it allows there."""
     import numpy as np
 
     orders = np.array(_orders())
@@ -145,10 +163,7 @@ def filter_share(events: Iterable[Event], max_epsilon: float, delta: float) -> f
         max_epsilon - np.log1p(-1 / orders) + (math.log(delta) + np.log(orders)) / (orders - 1)
     )
     best = int(np.argmax(allowed / orders))  # where plain Gaussian releases could go on longest
-    merged = _capped(event for event in events if event.noise_multiplier < math.inf)
-    if any(event.noise_multiplier < _SMALLEST_NOISE for event in merged) or allowed[best] <= 0:
-        return math.inf if merged else 0.0
-    return float(_rdp(_coarsened(merged))[best] / allowed[best])
+    return best, float(allowed[best])
 
 
 def _rdp_epsilon(events: tuple[Event, ...], delta: float) -> float:
@@ -186,9 +201,7 @@ def _pld_epsilon(events: tuple[Event, ...], delta: float) -> float:
 @lru_cache(maxsize=2)
 def composed_losses(events: tuple[Event, ...]) -> Any:
     """The composed privacy losses of both directions, rounded up; None where none are resolved."""
-    import dp_accounting
     import numpy as np
-    from dp_accounting.pld import privacy_loss_distribution
 
     interval = _interval(events)
     if interval is None:
@@ -198,16 +211,24 @@ def composed_losses(events: tuple[Event, ...]) -> Any:
     with np.errstate(all="ignore"):
         for event in events:
             sigma, count = _self_composed(event)
-            one = privacy_loss_distribution.from_gaussian_mechanism(
-                sigma,
-                value_discretization_interval=interval,
-                sampling_prob=event.sample_rate,
-                pessimistic_estimate=True,
-                neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-            )
-            run = _power(one, count)
+            run = _power(_losses_of_one(event.sample_rate, sigma, interval), count)
             total = run if total is None else total.compose(run)
     return total
+
+
+@lru_cache(maxsize=64)
+def _losses_of_one(sample_rate: float, sigma: float, interval: float) -> Any:
+    """The privacy losses of one release: more than half of the work, and the same all run long."""
+    import dp_accounting
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        sigma,
+        value_discretization_interval=interval,
+        sampling_prob=sample_rate,
+        pessimistic_estimate=True,
+        neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )
 
 
 def epsilon_of(losses: Any, delta: float) -> float:

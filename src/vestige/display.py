@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from vestige.escaping import in_terminal, printable
 from vestige.training import Progress
 
 
@@ -51,7 +52,7 @@ class Display:
         """The callback of `training.train`."""
         self._bar.update(
             self._task,
-            description=progress.stage,
+            description=in_terminal(progress.stage),
             completed=progress.step,
             total=progress.steps or None,
         )
@@ -90,17 +91,18 @@ def print_result(result: dict[str, Any]) -> None:
         table.add_row("privacy", "no guarantee: epsilon is infinite")
     else:
         pair = f"(epsilon {shown(result['epsilon'])}, delta {result['delta']:g})"
-        table.add_row("privacy", f"{pair}  {result['adjacency']}, {result['accountant']}")
+        how = f"{result['adjacency']}, {result['accountant']}"
+        table.add_row("privacy", f"{pair}  {in_terminal(how)}")
     noise = f"multiplier {result['noise_multiplier']:.4g}"
     if isinstance(result["beta"], float) and result["beta"] < 1:
         accounted = result["noise_multiplier"] / result["beta"]
         noise += f", accounted at {accounted:.4g} (beta {result['beta']:g})"
     table.add_row("noise", f"{noise}, {result['steps']} steps")
-    table.add_row("time", f"{result['seconds']:.1f} s")
     for caveat in result["caveats"]:
-        table.add_row("note", caveat)
+        table.add_row("note", in_terminal(caveat))
     Console(highlight=False).print(table)
-    typer.echo(f"run folder  {result['folder']}")  # never wrapped: it is there to be copied
+    # Never wrapped: it is there to be copied.
+    typer.echo(f"run folder  {printable(result['folder'])}")
 
 
 def pairs() -> Table:

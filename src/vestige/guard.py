@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from vestige import accounting
 from vestige.composition import filter_share
 from vestige.errors import BudgetExhausted, ConfigError
-from vestige.forecast import coming_events, lots_left
+from vestige.forecast import coming_events, events_ahead, lots_left
 from vestige.ledger import Event, merge
 from vestige.schedule import Table, is_number
 
@@ -76,27 +76,46 @@ class BudgetGuard:
         coming = coming_events(self._run, 1)
         if not coming:
             return  # an earlier charge covers the lot
-        open_lots = (e for run, e in self._ledger.pending.items() if run != self._run.door.run)
-        spent = [*self._ledger.merged(), *(event for events in open_lots for event in events)]
+        spent = self._spent()
         if self.filters:
-            within = filter_share(spent + coming, self.max_epsilon, self.delta) <= 1
-            if within and self._accountant == "rdp_classic":  # whose figure is above the filter's
-                within = self._epsilon(spent + coming) <= self.max_epsilon
-            if not within:
+            if not self.passes_filter(spent + coming):
                 raise self._exhausted("as a Rényi filter")
-            return
-        if not _counts(spent + coming) <= self._cleared:
-            self._clear(spent)
+        elif not _counts(spent + coming) <= self._cleared and not self._clear(spent, coming_events):
+            raise self._exhausted(f"by {self._accountant}")
 
-    def _clear(self, spent: list[Event]) -> None:
-        """Find how many of the coming lots fit."""
+    def affordable(self, lots: int) -> int:
+        """How many of the next `lots` lots will be let through; asked between two lots."""
+        spent = self._spent()
+
+        def passes(lots: int) -> bool:
+            events = spent + events_ahead(self._run, lots)
+            return self.passes_filter(events) if filters else _counts(events) <= self._cleared
+
+        filters = self.filters
+        if not filters and lots and not passes(1) and not self._clear(spent, events_ahead):
+            return 0
+        return _last(passes, 0, lots)
+
+    def passes_filter(self, events: Sequence[Event]) -> bool:
+        """Whether the Rényi filter lets all of this through."""
+        within = filter_share(events, self.max_epsilon, self.delta) <= 1
+        if within and self._accountant == "rdp_classic":  # whose figure is above the filter's
+            within = self._epsilon(events) <= self.max_epsilon
+        return within
+
+    def _spent(self) -> list[Event]:
+        open_lots = (e for run, e in self._ledger.pending.items() if run != self._run.door.run)
+        return [*self._ledger.merged(), *(event for events in open_lots for event in events)]
+
+    def _clear(self, spent: list[Event], coming: Callable[[Run, int], list[Event]]) -> bool:
+        """Find how many of the coming lots fit; False where none does."""
 
         def fits(lots: int, accountant: str = self._accountant) -> bool:
-            events = spent + coming_events(self._run, lots)
+            events = spent + coming(self._run, lots)
             return accounting.epsilon(events, self.delta, accountant) <= self.max_epsilon
 
         if not fits(1):
-            raise self._exhausted(f"by {self._accountant}")
+            return False
         low, high = 1, lots_left(self._run)
         if fits(high):
             low = high
@@ -104,7 +123,8 @@ class BudgetGuard:
             # The Rényi bound is cheap and above PLD: what it allows is allowed.
             low = max(1, _last(lambda n: fits(n, "rdp"), 0, high))
         low = _last(fits, low, high)
-        self._cleared = _counts(spent + coming_events(self._run, low))
+        self._cleared = _counts(spent + coming(self._run, low))
+        return True
 
     def _epsilon(self, events: Sequence[Event]) -> float:
         return accounting.epsilon(events, self.delta, self._accountant)

@@ -136,7 +136,8 @@ def common_adjacency(kinds: Iterable[str]) -> str:
     """The relation that runs of these adjacencies are all private for.
 
     What hides whether a record is there hides what it says, so zeroing out a record is common to
-    runs for which that was claimed and to runs for adding or removing one. Not the reverse.
+    runs for which that was claimed and to runs for adding or removing one. Not the reverse. A
+    record without a gradient adds nothing to a sum or a count, so both moves cost the same.
     """
     return "; and ".join(sorted(set(kinds) - {ADJACENCY})) or ADJACENCY
 

@@ -46,7 +46,7 @@ Distortion = Callable[[Tensor, Tensor, tuple[float, ...]], Tensor]
 class ClippedSum:
     """The clipped sum of one lot: private, and useless for anything but a release.
 
-    `counts` are, for quantile clipping, the centred counts sum_i (b_i - 1/2) of each group.
+    `counts` are, for quantile clipping, the centred counts sum_i b_i, |b_i| <= 1/2, by group.
     """
 
     __slots__ = ("_counts", "_values", "bounds")

@@ -6,9 +6,9 @@ result.json at the end, when the checkpoint goes. A process that is killed leave
 `training.resume` continues.
 
 Guarantee: what the folder holds is a function of the releases, of public settings and of the
-held-out split, apart from the secrets beside the checkpoint. Realised lot sizes and per-example
-numbers are never written, and the training loss only on request, under a name that says that it is
-outside the guarantee.
+held-out split, apart from the secrets beside the checkpoint. Realised lot sizes, the times that
+follow them and per-example numbers are never written, and the training loss only on request, under
+a name that says that it is outside the guarantee.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 import vestige
 from vestige import accounting
+from vestige.accounting import computed_every, epsilon_on_the_way
+from vestige.ending import AS_PLANNED, ending, stopped
 from vestige.errors import BudgetExhausted, ConfigError
+from vestige.forecast import events_ahead, lots_until
 from vestige.interrupts import Interrupt
 from vestige.methods import resolve
 from vestige.runfolder import RunFolder
@@ -130,7 +133,7 @@ class Session:
         )
         self.lines: list[dict[str, Any]] = []
         self.noted: dict[str, Any] = {}  # diagnostics of the epoch under way, by name
-        self.seconds = 0.0
+        self.seconds = 0.0  # of training; follows the sizes of lots, so it is never written
         self.resumed = False
         self.budget_spent = False
 
@@ -171,7 +174,7 @@ class Session:
             self.engine.close()
             raise
         self.lines, self.noted = saved["lines"], saved["noted"]
-        self.seconds, self.resumed = saved["seconds"], True
+        self.resumed = True
 
     def _public_config(self) -> dict[str, Any]:
         return self.config.public() | {
@@ -188,12 +191,12 @@ class Session:
     def _train(
         self, tell: Callable[[Progress], None], interrupt: Interrupt, folder: RunFolder
     ) -> None:
-        engine, before = self.engine, self.seconds
-        started, per_epoch = time.perf_counter(), engine.plan.lots_per_epoch
+        engine, per_epoch = self.engine, self.engine.plan.lots_per_epoch
         every = self.config.checkpoint_every or per_epoch
         epochs = -(-self.steps // per_epoch)
         tell(Progress("training", engine.released, self.steps, epochs))
         while engine.released < self.steps and not interrupt.pending and not self.budget_spent:
+            before, started = self.seconds, time.perf_counter()
             for _ in self._epoch():
                 folder.keep = True
                 tell(Progress("training", engine.released, self.steps, epochs))
@@ -256,7 +259,7 @@ class Session:
         from vestige import statement
 
         stated = statement.of_engine(
-            self.engine, self.config.delta, caveats=result["caveats"], **self._facts(result)
+            self.engine, self.config.delta, caveats=self._caveats(), **self._facts(result)
         )
         folder.write_json(statement.JSON_FILE, stated)
         folder.write(statement.MARKDOWN_FILE, statement.markdown(stated).encode())
@@ -284,9 +287,9 @@ class Session:
                     "groups": list(self.prepared.groups),
                     "earlier": self.prepared.earlier,
                 },
+                ending=stopped(self.engine._attached()).state(),
                 lines=self.lines,
                 noted=self.noted,
-                seconds=self.seconds,
             )
 
     def _measure(self) -> dict[str, Any]:
@@ -298,7 +301,6 @@ class Session:
             "epsilon": _finite(self._live_epsilon()),
             "test_loss": _finite(loss),
             "test_accuracy": accuracy,
-            "seconds": round(self.seconds, 3),
         }
         if self.config.averaging and self.engine.released:
             with self._averaged():
@@ -319,13 +321,20 @@ class Session:
                     self.noted.setdefault(name, []).append(value)
 
     def _live_epsilon(self) -> float:
-        # PLD takes about a second, RDP next to nothing. The whole run's epsilon bounds that of
-        # every part of it, so the figure on screen never exceeds the one at the end.
-        cheap = "rdp" if self.engine.accountant == "pld" else self.engine.accountant
-        spent = self.engine.get_epsilon(self.config.delta, cheap)
-        # What a crash has cost is not in the plan, nor what others spend.
-        alone = not self.resumed and self.config.ledger is None
-        return min(spent, self.prepared.planned) if alone else spent
+        """Epsilon by the run's own accountant, from a bounded number of compositions.
+
+        Up to about thirty epochs have one each. In longer runs several share that of the last of
+        them, which is an upper bound for all.
+        """
+        run, per_epoch = self.engine._attached(), self.engine.plan.lots_per_epoch
+        spent = self.engine.ledger.merged()
+        left = events_ahead(run, lots_until(run, self.steps))
+        every = per_epoch * computed_every(-(-self.steps // per_epoch), [*spent, *left])
+        lots = lots_until(run, min(-(-run.door.steps // every) * every, self.steps))
+        if run.guard:
+            lots = run.guard.affordable(lots)
+        point = [*spent, *events_ahead(run, lots)]
+        return epsilon_on_the_way(spent, point, self.config.delta, self.engine.accountant)
 
     def _evaluate(self, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Mean loss and accuracy."""
@@ -364,7 +373,9 @@ class Session:
 
     def _result(self, folder: str, interrupted: bool) -> dict[str, Any]:
         plan, last = self.engine.plan, self.lines[-1] if self.lines else self._measure()
-        epsilon = self.engine.get_epsilon(self.config.delta)
+        end, spent = ending(self.engine._attached()), self.engine.ledger.merged()
+        epsilon = end.epsilon(spent, self.config.delta, self.engine.accountant)
+        said = end.text(self.engine.released, self.steps)
         result = {
             "method": plan.method,
             "settings": dict(plan.settings),
@@ -391,7 +402,6 @@ class Session:
             "optimizer": type(self.optimizer).__name__,
             "lr": self.config.chosen_lr,
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            "seconds": last["seconds"],
             "seed": self.config.seed,
             "repeatable_noise": self.config.noise_seed is not None,
             "interrupted": interrupted,
@@ -399,7 +409,7 @@ class Session:
             "budget_spent": self.budget_spent,
             "lost_releases": self.engine.lost,
             "earlier_releases": self.engine.earlier,
-            "caveats": self._caveats(),
+            "caveats": self._caveats() + ([said] if end.kind != AS_PLANNED else []),
             "device": self.device,
             "folder": folder,
             "versions": versions(),

@@ -234,7 +234,7 @@ def draw(report: Report, path: Path) -> None:
     for axes in panels[count:]:
         axes.set_axis_off()
     title = report.title if len(report.title) <= 80 else f"...{report.title[-77:]}"
-    figure.suptitle(f"{title}\ngreen: inside {_RANGE}", fontsize=9)
+    figure.suptitle(f"{title}\ngreen: inside {_RANGE}", fontsize=9, parse_math=False)
     figure.supxlabel("eigenvalue x", fontsize=8, x=0.02, ha="left")
     figure.supylabel("share of eigenvalues from x on", fontsize=8)
     legends = [axes.get_legend_handles_labels() for axes in panels]
@@ -255,7 +255,9 @@ def _panel(axes: Axes, layer: Layer) -> None:
     from matplotlib.ticker import NullFormatter, NullLocator
 
     name = layer.name.removesuffix(".weight")
-    axes.set_title(name if len(name) <= 26 else f"...{name[-24:]}", fontsize=8, loc="left")
+    axes.set_title(
+        name if len(name) <= 26 else f"...{name[-24:]}", fontsize=8, loc="left", parse_math=False
+    )
     axes.spines[["top", "right"]].set_visible(False)
     fit = layer.fit
     if fit is None:

@@ -22,6 +22,7 @@ from vestige.audit.one_run import audit_one_run
 from vestige.audit.plot import write
 from vestige.audit.result import AuditResult, rounded_down
 from vestige.errors import ConfigError
+from vestige.escaping import in_code, in_markdown
 from vestige.methods import METHODS
 
 TEETH = (("dp-sgd", "fo", "sma"), ((1.0, 20_000), (2.0, 4000), (4.0, 4000)))
@@ -113,7 +114,7 @@ def _numbers(every: Sequence[Row], sharp: Sequence[Row], command: str) -> dict[s
 def markdown(every: Sequence[Row], sharp: Sequence[Row], command: str) -> str:
     """The two tables, with the command that made them."""
     lines = [
-        f"Made by `{command}`. Lower bounds are rounded down, claims up. *free*: free of "
+        f"Made by `{in_code(command)}`. Lower bounds are rounded down, claims up. *free*: free of "
         "assumptions; *family*: through the mechanism's family; *one run*: from the losses of the "
         f"final model, {ONE_RUN_TRIALS:,} canaries at most. Seconds are those of the canary audit. "
         f"The free and family bounds of all methods hold together at {JOINT_CONFIDENCE:.0%} "
@@ -131,7 +132,7 @@ def markdown(every: Sequence[Row], sharp: Sequence[Row], command: str) -> str:
         free, family = _bound(one.epsilon_lower, limit), _bound(one.epsilon_lower_family, limit)
         final = "" if alone is None else _bound(alone.epsilon_lower, limit)
         lines.append(
-            f"| {one.method} | {claim} | {free} | {family} | {final} | {one.trials:,} "
+            f"| {in_markdown(one.method)} | {claim} | {free} | {family} | {final} | {one.trials:,} "
             f"| {one.seconds:.1f} |"
         )
     if sharp:
@@ -147,7 +148,8 @@ def markdown(every: Sequence[Row], sharp: Sequence[Row], command: str) -> str:
         assert one.epsilon_claimed is not None and one.epsilon_lower_family is not None
         share = one.epsilon_lower_family / one.epsilon_claimed
         lines.append(
-            f"| {one.method} | {_up(one.epsilon_claimed)} | {_down(one.epsilon_lower)} "
+            f"| {in_markdown(one.method)} | {_up(one.epsilon_claimed)} "
+            f"| {_down(one.epsilon_lower)} "
             f"| {_down(one.epsilon_lower_family)} | {int(100 * share)} % | {one.trials:,} "
             f"| {one.seconds:.1f} |"
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige import accounting, training
+from vestige.ending import ending
 from vestige.errors import ConfigError
 from vestige.experiments.statistics import PairedTest, corrected, paired_test, summarise
 from vestige.experiments.training_row import Unwritten
@@ -178,8 +179,9 @@ class _Comparison:
         try:
             result = session.run(lambda progress: self._tell(name, progress), Unwritten())
         finally:
-            # Also of a run that broke off: what was released was released.
+            # Also of a run that broke off: with what it had released, and what it had planned.
             self._events += session.engine.ledger.merged()
+            self._events += ending(session.engine._attached()).unmade
         run = {
             "method": method,
             "role": role,
@@ -190,7 +192,6 @@ class _Comparison:
             "epsilon": result["epsilon"],
             "noise_multiplier": result["noise_multiplier"],
             "steps": result["steps"],
-            "seconds": round(result["seconds"], 3),
             "interrupted": result["interrupted"],
         }
         self._runs.append(run)

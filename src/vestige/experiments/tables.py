@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from vestige.escaping import all_in_markdown, in_code, in_markdown
 from vestige.experiments.definition import Experiment
 from vestige.experiments.summary import Numbers
 
@@ -15,9 +16,11 @@ Column = tuple[str, Callable[[Numbers], str]]
 
 def markdown(experiment: Experiment, numbers: Numbers, command: str, rows: str) -> str:
     """The report of an experiment as a Markdown page; `command` is what made it."""
+    numbers = all_in_markdown(numbers)
+    origin = ", ".join(part for part in (experiment.paper, experiment.item) if part)
     parts = [
-        f"# {experiment.name}: {experiment.title}",
-        ", ".join(part for part in (experiment.paper, experiment.item) if part) + ".",
+        f"# {in_markdown(experiment.name)}: {in_markdown(experiment.title)}",
+        f"{in_markdown(origin)}.",
     ]
     if experiment.quick:
         parts.append(
@@ -25,7 +28,7 @@ def markdown(experiment: Experiment, numbers: Numbers, command: str, rows: str) 
             "runs.**"
         )
     if experiment.claim:
-        parts.append(f"The paper: {experiment.claim}")
+        parts.append(f"The paper: {in_markdown(experiment.claim)}")
     if experiment.kind == "direction-error":
         parts += _panels(numbers)
     else:
@@ -33,9 +36,10 @@ def markdown(experiment: Experiment, numbers: Numbers, command: str, rows: str) 
         parts += _fair(experiment, numbers)
     if experiment.assumed:
         parts.append("## What the paper leaves open, and what was assumed")
-        parts.append("\n".join(f"- {sentence}" for sentence in experiment.assumed))
+        parts.append("\n".join(f"- {in_markdown(sentence)}" for sentence in experiment.assumed))
     parts.append(
-        f"Made by `{command}` from {rows}; the rows by `vestige reproduce {experiment.name}"
+        f"Made by `{in_code(command)}` from {in_markdown(rows)}; the rows by `vestige reproduce "
+        f"{in_code(experiment.name)}"
         f"{' --quick' if experiment.quick else ''}`."
     )
     return "\n\n".join(parts) + "\n"
@@ -44,9 +48,10 @@ def markdown(experiment: Experiment, numbers: Numbers, command: str, rows: str) 
 def _published(experiment: Experiment, numbers: Numbers) -> list[str]:
     parts = ["## As published"]
     parts.append(
-        f"The reference is {experiment.reference or 'no method'}. epsilon is the formal one of all "
-        f"that is released (joint, PLD); {MARGINAL} is the RDP figure at sigma/beta of one group "
-        "alone, which is a diagnostic, not a guarantee, where there is more than one. "
+        f"The reference is {in_markdown(experiment.reference or 'no method')}. epsilon is the "
+        f"formal one of all that is released (joint, PLD); {MARGINAL} is the RDP figure at "
+        "sigma/beta of one group alone, which is a diagnostic, not a guarantee, where there is "
+        "more than one. "
         f"{_statistics(numbers['published'])}"
     )
     for cell in numbers["published"]:

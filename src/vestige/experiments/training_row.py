@@ -83,7 +83,7 @@ def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tup
         "parameters": result["parameters"],
         "steps": result["steps"],
         "epochs": run.epochs,
-        "seconds": round(result["seconds"], 3),
+        "seconds": round(session.seconds, 3),
         "curve": record.curve,
         "diagnostics": record.memory.summary(run.epochs),
     }

@@ -51,7 +51,7 @@ class Collector:
         self._segments = {slot.name: slot.view(self.total) for slot in groups.slots}
         self._held: dict[int, list[_Held]] = defaultdict(list)
         self._scale = 1.0
-        # Of quantile clipping: sum_i (1[|g_i| <= C] - 1/2) in each group.
+        # Of quantile clipping: sum_i (1[|g_i| <= C] - 1/2) in each group, over all g_i != 0.
         self.counts: Tensor | None = None
         # Of methods that are not private: the raw norms of the lot.
         self.norms: list[float] | None = None
@@ -147,8 +147,9 @@ class Collector:
             return
         norms = square_norms.sqrt() * self._scale
         if self.counts is not None:
-            within = norms <= self.clip.bounds[group]
-            self.counts[group] += within.sum() - 0.5 * len(within)
+            within = norms <= self.clip.bounds[group]  # what is not finite is not
+            # A record without a gradient counts for nothing: zeroed out or removed, it is the same.
+            self.counts[group] += within.sum() - 0.5 * (len(norms) + (norms == 0).sum())
         if self.norms is not None:
             self.norms += norms[norms.isfinite()].tolist()
 

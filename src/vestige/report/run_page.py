@@ -42,7 +42,7 @@ def run_page(run: Run, plots: Sequence[Plot], layers: Sequence[Layer]) -> str:
     lead = f"{result['model']}, {_count(result['steps'], 'step')}, run folder {run.name}"
     notices = []
     if result.get("interrupted"):
-        stopped = "This run was interrupted: the guarantee is of the steps that it really made."
+        stopped = "This run was interrupted: the guarantee keeps all steps that were planned."
         notices.append(card(element("p", element("strong", stopped)), warning=True))
     return page("Vestige report: a private training run", title, lead, notices, sections)
 
@@ -57,8 +57,6 @@ def _tiles(run: Run) -> Html:
     if "averaged_accuracy" in result:
         figures.append(("with averaged weights", f"{result['averaged_accuracy']:.2%}"))
     figures.append(("held-out loss", wording.number(result.get("loss"), ".4f")))
-    if result.get("seconds") is not None:
-        figures.append(("time", f"{result['seconds']:.1f} s"))
     items = [element("div", element("dt", k), element("dd", v)) for k, v in figures]
     return element("dl", *items, class_="tiles")
 

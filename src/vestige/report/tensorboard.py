@@ -1,8 +1,8 @@
 """TensorBoard scalars of a run, while it runs: `vestige train --tensorboard`.
 
 Guarantee: only what metrics.jsonl holds is written: measurements on the held-out split, epsilon and
-the diagnostics, which are made from releases. The training loss is among them only where it was
-asked for, under a name that says that it is outside the guarantee.
+the diagnostics, which are made from releases, and no times. The training loss is among them only
+where it was asked for, under a name that says that it is outside the guarantee.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -59,6 +60,8 @@ class Scalars:
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(progress.folder / FOLDER))
+            # Without the time, which follows the sizes of the lots.
+            self._writer.add_scalar = partial(self._writer.add_scalar, walltime=0.0)
         for tag, value in scalars(progress.metrics).items():
             self._writer.add_scalar(tag, value, progress.step)
         self._writer.flush()

@@ -23,6 +23,7 @@ from vestige import accounting, composition
 from vestige.ledger import Event, merge
 
 Point = tuple[float, float]  # (delta, epsilon)
+Limit = tuple[float, float] | None  # (max_epsilon, delta) of a Rényi filter that makes the claim
 
 DELTAS = (*(float(f"{m}e-{k}") for k in range(10, 2, -1) for m in (1, 3)), 1e-2)
 FALSE_ALARMS = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -64,18 +65,25 @@ def epsilons(events: Sequence[Event], deltas: Sequence[float], accountant: str) 
     ]
 
 
-def epsilon_curve(events: Sequence[Event], delta: float, accountant: str) -> list[Point]:
+def epsilon_curve(
+    events: Sequence[Event], delta: float, accountant: str, limit: Limit = None
+) -> list[Point]:
     """(delta, epsilon) over the table of deltas and the claimed one, in order."""
     deltas = sorted({*DELTAS, delta})
+    if limit is not None:
+        return [(each, composition.filter_epsilon(*limit, each)) for each in deltas]
     return list(zip(deltas, epsilons(events, deltas, accountant), strict=True))
 
 
-def trade_off(events: Sequence[Event], accountant: str, curve: Sequence[Point]) -> list[Point]:
+def trade_off(
+    events: Sequence[Event], accountant: str, curve: Sequence[Point], limit: Limit = None
+) -> list[Point]:
     """(false alarms, misses at least) of any test for one record; empty without a guarantee."""
     finite = [(delta, epsilon) for delta, epsilon in curve if epsilon < math.inf]
     if not finite:
         return []
-    finite += _more_points(prepared(events), accountant, max(epsilon for _, epsilon in finite))
+    if limit is None:
+        finite += _more_points(prepared(events), accountant, max(epsilon for _, epsilon in finite))
     return [(alpha, max(_misses(alpha, *point) for point in finite)) for alpha in FALSE_ALARMS]
 
 
@@ -127,13 +135,21 @@ def gaussian_mu(delta: float, epsilon: float) -> float:
     return high
 
 
-def of_several_records(events: Sequence[Event], delta: float) -> dict[int, float]:
+def of_several_records(
+    events: Sequence[Event], delta: float, limit: Limit = None
+) -> dict[int, float]:
     """Epsilon at `delta` for several records at once; infinity where the Rényi curve has none."""
     events = prepared(events)
+
+    def one_record(at: float) -> float:
+        if limit is not None:
+            return composition.filter_epsilon(*limit, at)
+        return accounting.epsilon(events, at, "rdp")
+
     best = dict.fromkeys(GROUP_SIZES, math.inf)
     for quarter in range(240):
         smaller = delta * 10 ** (-quarter / 4)
-        one = accounting.epsilon(events, smaller, "rdp") if smaller > 1e-300 else math.inf
+        one = one_record(smaller) if smaller > 1e-300 else math.inf
         if one == math.inf:
             break
         for records, known in best.items():

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import vestige
 from vestige import accounting
+from vestige.ending import AS_PLANNED, GUARD, OPEN, PLANNED, Ending
+from vestige.ending import ending as ending_of
 from vestige.ledger import Event, merge
 from vestige.methods import METHODS
 from vestige.plan import ADJACENCY, PrivacyPlan, common_adjacency
@@ -48,12 +50,15 @@ def build(
     run: Mapping[str, Any] | None = None,
     earlier: Sequence[Event] = (),
     over_reported: int = 0,
+    ending: Ending | None = None,
 ) -> dict[str, Any]:
     """The statement of a run as strict JSON types.
 
     `events` are what this run was charged, `earlier` what other runs in the same ledger were:
     epsilon is that of both together, and the run alone is told beside it. `released` counts the
-    releases that were made, `over_reported` those that were charged and lost in a crash.
+    releases that were made, `over_reported` those that were charged and lost in a crash. `ending`
+    says what the claim counts beside them where the run was stopped early; without it each planned
+    release that was not made counts like the costliest of `events`.
 
     `run` are public facts: dataset, model, parameters, optimizer, lr, seed, device, date, classes,
     classes_inferred, interrupted, stopped_by ("budget guard" where that ended the run), held_out
@@ -67,34 +72,39 @@ def build(
     name = accounting.accountant_name(accountant)
     accounting.epsilon((), delta, name)  # refuses a bad delta
     facts = public_facts(run)
-    everything = curves.prepared([*earlier, *events])
-    curve = curves.epsilon_curve(everything, delta, name)
+    end = _ending(plan, events, released, facts) if ending is None else ending
+    own = [*events, *end.unmade]
+    everything = curves.prepared([*earlier, *own])
+    curve = curves.epsilon_curve(everything, delta, name, end.limit)
     epsilon = dict(curve)[delta]
-    alone = accounting.epsilon(events, delta, name) if earlier else epsilon
+    alone = accounting.epsilon(own, delta, name) if earlier and not end.limit else epsilon
     reason = None if math.isfinite(epsilon) else _reason(plan, alone)
     status = NONE if reason else TEST_MODE if repeatable else PRIVATE
     described = mechanism(plan, events, released)
-    trade_off = curves.trade_off(everything, name, curve) if not reason else []
+    trade_off = curves.trade_off(everything, name, curve, end.limit) if not reason else []
     return {
         "statement": NAME,
         "version": VERSION,
         "status": status,
         "headline": _headline(plan, status, epsilon, delta, len(earlier) > 0, reason),
-        "warnings": _warnings(plan, status, epsilon, delta, repeatable, facts, released),
+        "warnings": _warnings(plan, status, epsilon, delta, repeatable, facts, released, end),
         "guarantee": {
             "kind": accounting.guarantee(epsilon, plan.adjacency),
             "epsilon": finite(epsilon),
             "delta": float(delta),
             "accountant": name,
             "by_accountant": {
-                each: finite(curves.epsilons(everything, [delta], each)[0])
+                each: finite(
+                    epsilon if end.limit else curves.epsilons(everything, [delta], each)[0]
+                )
                 for each in accounting.ACCOUNTANTS
             },
             "this_run_alone": finite(alone),
+            "end": {"kind": end.kind, "text": end.text(released, plan.steps)},
             "reason": reason,
             "meaning": _meaning(epsilon, delta, trade_off) if not reason else [],
         },
-        "unit": {**coverage.unit(plan), "groups": _groups(everything, delta)},
+        "unit": {**coverage.unit(plan), "groups": _groups(everything, delta, end)},
         "covered": coverage.covered() if not reason else [],
         "not_covered": coverage.not_covered(plan, facts, repeatable),
         "assumptions": coverage.assumptions(),
@@ -113,6 +123,7 @@ def build(
         "ledger": {
             "events": event_rows(events),
             "earlier": event_rows(earlier),
+            "unmade": event_rows(end.unmade),
             "charged": sum(event.count for event in events),
             "released": released,
             "over_reported": over_reported,
@@ -148,6 +159,7 @@ def of_engine(
         run=run_facts,
         earlier=others,
         over_reported=engine.lost,
+        ending=ending_of(engine._attached()),
     )
 
 
@@ -225,6 +237,7 @@ def _warnings(
     repeatable: bool,
     facts: Mapping[str, Any],
     released: int,
+    end: Ending,
 ) -> list[str]:
     found = []
     if status == NONE and repeatable:
@@ -246,26 +259,24 @@ def _warnings(
         )
     if released == 0:
         found.append("Nothing was released: the model still has its initial weights.")
-    elif _stopped_early(plan, released, facts) and status != NONE:
-        assert plan.steps is not None
-        found.append(_stopped(plan.steps, released, facts.get("planned_epsilon")))
+    elif end.kind != AS_PLANNED and status != NONE:
+        found.append(end.text(released, plan.steps))
     return found
 
 
-def _stopped_early(plan: PrivacyPlan, released: int, facts: Mapping[str, Any]) -> bool:
-    """Whether somebody, and not the plan or the budget guard, decided where the run ends."""
-    planned = plan.steps is not None and released < plan.steps
-    return planned and facts.get("stopped_by") != "budget guard"
-
-
-def _stopped(steps: int, released: int, planned: Any) -> str:
-    known = isinstance(planned, int | float)
-    whole = f"epsilon {rounded_up(planned)}, that" if known else "the epsilon"
-    return (
-        f"The run ended after {released} of {steps} planned releases. Its epsilon holds if the "
-        "decision to stop did not look at the releases or at figures measured on them; if it "
-        f"did, take {whole} of all planned releases."
-    )
+def _ending(
+    plan: PrivacyPlan, events: Sequence[Event], released: int, facts: Mapping[str, Any]
+) -> Ending:
+    """The ending of a run of which only this is known."""
+    if plan.steps is None or released > plan.steps:
+        return Ending(OPEN)
+    missing = plan.steps - released
+    if missing == 0 or not events:
+        return Ending(AS_PLANNED)
+    if facts.get("stopped_by") == GUARD:
+        return Ending(GUARD)
+    rates, noises = [e.sample_rate for e in events], [e.noise_multiplier for e in events]
+    return Ending(PLANNED, (Event(max(rates), min(noises), missing),))
 
 
 def _meaning(epsilon: float, delta: float, trade_off: Sequence[tuple[float, float]]) -> list[str]:
@@ -285,9 +296,9 @@ def _meaning(epsilon: float, delta: float, trade_off: Sequence[tuple[float, floa
     return found
 
 
-def _groups(events: Sequence[Event], delta: float) -> list[dict[str, Any]]:
+def _groups(events: Sequence[Event], delta: float, end: Ending) -> list[dict[str, Any]]:
     """Bounds for several records of one person together."""
-    bounds = curves.of_several_records(events, delta)
+    bounds = curves.of_several_records(events, delta, end.limit)
     return [
         {"records": records, "delta": float(delta), "epsilon": finite(bound)}
         for records, bound in bounds.items()

@@ -74,8 +74,8 @@ def mechanism(plan: PrivacyPlan, events: Sequence[Event], released: int) -> dict
         sentences.append(f"Its argument: {proof}")
         sentences.append(_charged(plan, events))
         sentences.append(
-            "What is done with a release afterwards (optimizer, memory, filter, average, choice of "
-            "a checkpoint) is post-processing and costs nothing."
+            "What is done with a release afterwards (optimizer, memory, filter, average) is "
+            "post-processing and costs nothing, as long as it looks at no private record."
         )
     else:
         sentences.append(f"It has no guarantee: {proof}")

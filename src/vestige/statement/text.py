@@ -6,9 +6,10 @@ Epsilons are rounded up and lower bounds down, so that no printed figure claims 
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from vestige.escaping import all_in_markdown
 
 _MOST_EVENTS = 40  # rows of the ledger's table; the JSON holds them all
 _MOST_GROUPS = 12
@@ -17,16 +18,20 @@ _NO_GUARANTEE = "no guarantee"
 
 
 def markdown(statement: Mapping[str, Any]) -> str:
-    """The statement as Markdown."""
+    """The statement as Markdown.
+
+    Guarantee: nothing in the statement is obeyed: no HTML, no link, no heading or table of its own.
+    """
+    statement = all_in_markdown(statement)
     parts = [
-        ["# Privacy statement", f"**{_clean(statement['headline'])}**"],
+        ["# Privacy statement", f"**{statement['headline']}**"],
         _bullets("Warnings", statement["warnings"]),
         _claim(statement),
         _unit(statement["unit"]),
         _bullets("What is covered", statement["covered"]),
         _not_covered(statement["not_covered"]),
         _bullets("What has to be true", statement["assumptions"]),
-        ["## Mechanism", _clean(statement["mechanism"]["text"])],
+        ["## Mechanism", statement["mechanism"]["text"]],
         _sampler(statement["sampler"]),
         _calibration(statement["calibration"]),
         _curve(statement),
@@ -56,10 +61,10 @@ def _claim(statement: Mapping[str, Any]) -> list[str]:
         (f"epsilon by {name}", _epsilon(value))
         for name, value in guarantee["by_accountant"].items()
     ]
-    found = ["## The guarantee", _table(("", ""), rows)]
+    found = ["## The guarantee", _table(("", ""), rows), guarantee["end"]["text"]]
     if guarantee["reason"] is not None:
-        found.append(f"There is no guarantee because {_clean(guarantee['reason'])}.")
-    return found + [_clean(sentence) for sentence in guarantee["meaning"]]
+        found.append(f"There is no guarantee because {guarantee['reason']}.")
+    return found + list(guarantee["meaning"])
 
 
 def _unit(unit: Mapping[str, Any]) -> list[str]:
@@ -69,15 +74,15 @@ def _unit(unit: Mapping[str, Any]) -> list[str]:
     ]
     return [
         "## Whom it protects",
-        f"Unit of privacy: {_clean(unit['record'])}. Neighbouring data: "
-        f"{_clean(unit['adjacency'])}. {_clean(unit['compared'])}",
-        _clean(unit["several_records"]),
+        f"Unit of privacy: {unit['record']}. Neighbouring data: "
+        f"{unit['adjacency']}. {unit['compared']}",
+        unit["several_records"],
         _table(("records of one person", "epsilon at most", "delta"), rows),
     ]
 
 
 def _not_covered(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = [f"- **{_clean(row['what'])}**: {_clean(row['text'])}" for row in rows]
+    lines = [f"- **{row['what']}**: {row['text']}" for row in rows]
     return ["## What is not covered", "\n".join(lines)]
 
 
@@ -89,7 +94,7 @@ def _sampler(sampler: Mapping[str, Any]) -> list[str]:
         ("sampling rate of the plan", _range(sampler["sample_rate"])),
         ("records", f"{sampler['records']} ({declared}, public)"),
     ]
-    return ["## Sampler", _clean(sampler["text"]), _table(("", ""), rows)]
+    return ["## Sampler", sampler["text"], _table(("", ""), rows)]
 
 
 def _calibration(facts: Mapping[str, Any]) -> list[str]:
@@ -102,7 +107,7 @@ def _calibration(facts: Mapping[str, Any]) -> list[str]:
         ("target epsilon", _value(facts["target_epsilon"])),
         ("budget guard (max_epsilon)", _value(facts["max_epsilon"])),
     ]
-    return ["## Calibration", _clean(facts["how"]), _table(("", ""), rows)]
+    return ["## Calibration", facts["how"], _table(("", ""), rows)]
 
 
 def _curve(statement: Mapping[str, Any]) -> list[str]:
@@ -165,6 +170,8 @@ def _ledger(ledger: Mapping[str, Any]) -> list[str]:
             "Charged before this run, by other runs in the same ledger; part of the claim:",
             _events(ledger["earlier"]),
         ]
+    if ledger["unmade"]:
+        found += ["Planned and not made; part of the claim:", _events(ledger["unmade"])]
     return found
 
 
@@ -206,7 +213,7 @@ def _settings(statement: Mapping[str, Any]) -> list[str]:
 
 
 def _versions(versions: Mapping[str, Any]) -> list[str]:
-    return ["## Software", ", ".join(f"{_clean(k)} {_clean(v)}" for k, v in versions.items())]
+    return ["## Software", ", ".join(f"{k} {v}" for k, v in versions.items())]
 
 
 def _signature(statement: Mapping[str, Any]) -> list[str]:
@@ -234,27 +241,16 @@ def _signature(statement: Mapping[str, Any]) -> list[str]:
 
 
 def _bullets(title: str, lines: Sequence[Any]) -> list[str]:
-    return [f"## {title}", "\n".join(f"- {_clean(line)}" for line in lines)] if lines else []
+    return [f"## {title}", "\n".join(f"- {line}" for line in lines)] if lines else []
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)
-
-
-def _cell(value: Any) -> str:
-    return _clean(value).replace("|", "\\|")
-
-
-def _clean(value: Any) -> str:
-    """Text on one line, without control characters: a statement may come from anywhere."""
-    text = " ".join(str(value).split())
-    return "".join(c for c in text if unicodedata.category(c)[0] != "C")
+    return "\n".join(f"| {' | '.join(str(value) for value in line)} |" for line in lines)
 
 
 def _sentence(text: str) -> str:
-    clean = _clean(text)
-    return f"{clean[:1].upper()}{clean[1:]}."
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _epsilon(value: float | None, without: str = _NO_GUARANTEE) -> str:

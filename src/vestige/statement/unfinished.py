@@ -1,8 +1,8 @@
 """The statement of a run that was killed: from its last checkpoint and its ledger.
 
 The checkpoint has the plan and what was public when it was made; the ledger has everything that was
-charged since, so the epsilon is that of the whole run, the releases that the crash has lost
-included.
+charged since, so the epsilon is that of the whole run, the releases that the crash has lost and
+those that were still planned included.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige import ledger_file
+from vestige.ending import Ending
 from vestige.errors import ConfigError
 from vestige.plan import ADJACENCY, PrivacyPlan, common_adjacency
 from vestige.session import CHECKPOINT, LEDGER
@@ -30,6 +31,7 @@ def of_folder(folder: Path) -> dict[str, Any]:
         shared, run = config["ledger"], engine["run"]
         delta, accountant = config["delta"], config["accountant"]
         known = sum(event["count"] for event in engine["own"]["events"])
+        ending = Ending.restored(state["others"]["ending"])
     except (KeyError, TypeError) as error:
         raise ConfigError(
             f"{str(folder / CHECKPOINT)!r} was not made by vestige train: use engine.statement() "
@@ -56,4 +58,5 @@ def of_folder(folder: Path) -> dict[str, Any]:
         },
         earlier=[e for name, other in spent.items() if name != run for e in other.events],
         over_reported=engine["lost"] + max(0, charged - known),
+        ending=ending,
     )

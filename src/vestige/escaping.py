@@ -1,0 +1,65 @@
+"""Words that come from outside (names of data, methods, files, classes), shown and never obeyed.
+
+HTML pages have their own (report/markup.py); this is for Markdown and for the terminal.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+# What Markdown, GitHub's form of it included, could take for markup. An underscore inside a word is
+# none, nor are brackets that neither link, nor define, nor tick a box, nor a lone < or >.
+_MARKUP = re.compile(
+    r"[&`*\\~$#@]|<(?=[^\W\d_]|[/!?])"  # entities, code, emphasis, formulas, mentions, HTML
+    r"|\](?=[(\[])|^\[(?=[ x]\]|.*\]:)"  # links, images, boxes, definitions and footnotes
+    r"|(?<![^\W_])_|_(?![^\W_])"  # emphasis
+    r"|^[-+=>]|(?<=^\d)[.)]|(?<=^\d\d)[.)]"  # lists, lines and quotes
+    r"|:(?=//)|(?<=mailto):|(?<=xmpp):|(?<=www)\.",  # addresses that become links by themselves
+    re.IGNORECASE,
+)
+
+
+def printable(value: object) -> str:
+    """Text without control characters: no forged line, no escape sequence, no turned direction."""
+    return "".join(c for c in str(value) if unicodedata.category(c)[0] != "C")
+
+
+def one_line(value: object) -> str:
+    """The same, with a space where there was white space of any kind."""
+    return " ".join(printable(re.sub(r"\s", " ", str(value))).split())
+
+
+def in_markdown(value: object) -> str:
+    """Text that any Markdown reader shows as it is.
+
+    Character references, since a backslash leaves the markup in the file for other readers; the
+    bar of a table is the exception that its readers expect.
+    """
+    text = _MARKUP.sub(lambda found: f"&#{ord(found[0])};", one_line(value))
+    return text.replace("|", "\\|")
+
+
+def in_code(value: object) -> str:
+    """Text between backticks, where nothing but a backtick is markup."""
+    return one_line(value).replace("`", "'")
+
+
+def all_in_markdown(value: Any) -> Any:
+    """Plain JSON types with every string in them, names included, fit for Markdown."""
+    if isinstance(value, str):
+        return in_markdown(value)
+    if isinstance(value, Mapping):
+        return {in_markdown(key): all_in_markdown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [all_in_markdown(item) for item in value]
+    return value
+
+
+def in_terminal(value: object) -> str:
+    """Text for a table or a bar of rich, which would obey [brackets]."""
+    from rich.markup import escape
+
+    return escape(one_line(value))
