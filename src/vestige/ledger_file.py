@@ -40,8 +40,8 @@ from typing import TYPE_CHECKING, Any
 
 from vestige.errors import ConfigError, PrivacyError, StorageError
 from vestige.files import sync_folder, write_all
-from vestige.ledger import Event, merge
-from vestige.plan import ADJACENCY, common_adjacency
+from vestige.ledger import Event, Facts, merge, together
+from vestige.plan import ADJACENCY
 
 if TYPE_CHECKING:
     from vestige.ledger import Ledger
@@ -70,9 +70,10 @@ class Spending:
     noted: bool = False  # whether digests of releases were noted, as in test mode
 
     @property
-    def test_mode(self) -> bool:
-        """Whether the run had its lots and noise from a chosen seed."""
-        return self.noted or bool(self.about.get("test_mode"))
+    def facts(self) -> Facts:
+        """What a claim that contains this run has to say."""
+        adjacency = str(self.about.get("adjacency", ADJACENCY))
+        return Facts(adjacency, self.noted or bool(self.about.get("test_mode")))
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -97,21 +98,15 @@ class Content:
         return merge(event for run in self.runs.values() for event in run.events)
 
     @property
-    def adjacency(self) -> str:
-        """The relation that all runs with a charge are private for."""
-        kinds = (str(r.about.get("adjacency", ADJACENCY)) for r in self.runs.values() if r.events)
-        return common_adjacency(kinds)
-
-    @property
-    def test_mode(self) -> bool:
-        """Whether a run with a charge was in test mode: the whole is then no more private."""
-        return any(run.test_mode for run in self.runs.values() if run.events)
+    def facts(self) -> Facts:
+        """What holds for all runs with a charge."""
+        return together(run.facts for run in self.runs.values() if run.events)
 
 
 def read(path: Path) -> Content:
     """What a ledger file says; ConfigError for one that is damaged or is no ledger."""
     try:
-        _check_kind(path, os.stat(path))
+        _check_kind(path, path.stat())
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(
@@ -127,7 +122,7 @@ _OPEN: list[LedgerFile] = []  # those that this process has
 def opened_here(path: Path) -> LedgerFile | None:
     """The ledger file at `path`, if this process has it open already."""
     with contextlib.suppress(OSError):
-        there = os.stat(path)
+        there = path.stat()
         for file in _OPEN:
             if file.is_at(there):
                 return file
@@ -146,6 +141,7 @@ class LedgerFile:
         self._process, self._closed, self._doubtful = os.getpid(), False, False
         self._accounts: list[Account] = []
         self.ledger: Ledger | None = None
+        self._seen = (0, 0)
         self._file = _open_locked(self.path, create)
         try:
             self._read()
@@ -228,7 +224,7 @@ class LedgerFile:
     def _check_place(self) -> None:
         """Refuse to charge a file that nobody will find at its path any more."""
         try:
-            there = os.stat(self.path)
+            there = self.path.stat()
         except OSError:
             raise self._gone("removed") from None
         if not self.is_at(there):
@@ -431,11 +427,14 @@ def merge_files(paths: Sequence[Path], out: Path) -> Content:
             known.noted |= run.noted
             for line, block in run.blocks.items():
                 known.blocks[line] = _larger(known.blocks.get(line, ()), block)
-    about = {"data": common_data(run.about for run in merged.values()), "merged": sorted(merged)}
-    kinds = [str(run.about.get("adjacency", ADJACENCY)) for run in merged.values()]
-    about["adjacency"] = common_adjacency(kinds)
+    facts = together(run.facts for run in merged.values())
+    about = {
+        "data": common_data(run.about for run in merged.values()),
+        "merged": sorted(merged),
+        "adjacency": facts.adjacency,
+        "test_mode": facts.test_mode,
+    }
     file = LedgerFile(out)
-    about["test_mode"] = any(run.test_mode for run in merged.values())
     account = file.account(_chain("", {"merged": sorted(merged)})[:16], about)
     events = merge(event for run in merged.values() for event in run.events)
     rows = [_row(event) for event in events]
@@ -478,7 +477,7 @@ def _open_locked(path: Path, create: bool) -> int:
     try:
         new = not path.exists()
         if not new:
-            _check_kind(path, os.stat(path))  # before it is opened: a device may do something
+            _check_kind(path, path.stat())  # before it is opened: a device may do something
         flags = os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | (os.O_CREAT if create else 0)
         file = os.open(path, flags, 0o644)
     except FileNotFoundError as error:
@@ -587,11 +586,9 @@ def _damaged(path: Path, number: int) -> ConfigError:
 
 def _add_session(spending: Spending, about: Mapping[str, Any]) -> None:
     """A run is as private as the least private of its sessions."""
-    kinds = [str(facts.get("adjacency", ADJACENCY)) for facts in (spending.about, about)]
-    if any("adjacency" in facts for facts in (spending.about, about)):
-        spending.about["adjacency"] = common_adjacency(kinds)
-    if about.get("test_mode"):
-        spending.about["test_mode"] = True
+    facts = together([spending.facts, Spending(spending.run, dict(about)).facts])
+    if facts != Facts():
+        spending.about |= {"adjacency": facts.adjacency, "test_mode": facts.test_mode}
 
 
 def _take(content: Content, line: Mapping[str, Any], chain: str) -> None:
