@@ -575,7 +575,9 @@ def test_a_ledger_is_not_made_anew_by_a_resume(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     cut_off(tmp_path / "cut", 2, monkeypatch, checkpoint_every=100, ledger=Path("shared.jsonl"))
     monkeypatch.chdir(tmp_path / "sub")
-    result = training.resume(tmp_path / "cut")
+    with pytest.raises(ConfigError, match=r"outside of its folder.*shared.jsonl' is yours"):
+        training.resume(tmp_path / "cut")
+    result = training.resume(tmp_path / "cut", ledger=tmp_path / "shared.jsonl")
     assert sum(e.count for e in read(tmp_path / "shared.jsonl").events) == STEPS
     assert result["epsilon"] > 0
     assert not (tmp_path / "sub" / "shared.jsonl").exists()

@@ -32,13 +32,14 @@ import math
 import os
 import secrets
 import stat
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vestige.errors import ConfigError, PrivacyError, StorageError
+from vestige.errors import ConfigError, PrivacyError, StorageError, VestigeError
 from vestige.files import sync_folder, write_all
 from vestige.ledger import Event, Facts, merge, together
 from vestige.plan import ADJACENCY
@@ -148,7 +149,7 @@ class LedgerFile:
         except BaseException:
             self._let_go()
             raise
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
         _OPEN.append(self)
 
     @property
@@ -193,7 +194,13 @@ class LedgerFile:
             self._closed = True
             self._let_go()
             _OPEN.remove(self)
-            atexit.unregister(self.close)
+            atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        try:
+            self.close()
+        except VestigeError as error:
+            print(f"vestige: warning: {error}", file=sys.stderr)  # nobody is there to catch it
 
     def check(self) -> None:
         """Refuse to go on with a file that was closed or belongs to another process."""
@@ -204,7 +211,8 @@ class LedgerFile:
             )
         if self._closed:
             raise PrivacyError(
-                f"the ledger {str(self.path)!r} was closed: make a new PrivacyEngine for a new run."
+                f"the ledger {str(self.path)!r} was closed: make a new PrivacyEngine(ledger=...) "
+                "on it for a new run."
             )
         self._check_place()
         if self._doubtful:
@@ -529,7 +537,7 @@ def _chain(last: str, line: Mapping[str, Any]) -> str:
 def _parse(data: bytes, path: Path) -> Content:
     content = Content()
     *lines, rest = data.split(b"\n")
-    if data and not data.startswith(_FIRST) and not _is_torn(data, _FIRST):
+    if data and not data.startswith(_BEGINNINGS) and not _is_torn(data, _FIRST):
         raise ConfigError(
             f"line 1 of {str(path)!r} is not that of a ledger: the file was left as it is. Give "
             "the ledger.jsonl of a run, or a path where nothing is yet."
@@ -545,7 +553,8 @@ def _parse(data: bytes, path: Path) -> Content:
     except _NO_LINE:
         # The beginning of a line was never durable. Anything else is not from here, except for
         # the zeros that a file system may leave where it lost power.
-        begun = any(rest.startswith(b) or _is_torn(rest, b) for b in _BEGINNINGS)
+        possible = _BEGINNINGS if lines else (_FIRST,)
+        begun = any(rest.startswith(b) or _is_torn(rest, b) for b in possible)
         if begun or not rest.strip(b"\0"):
             return content
         raise _damaged(path, len(lines) + 1) from None

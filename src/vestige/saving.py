@@ -29,6 +29,7 @@ _STATE = {"run", "plan", "ledger", "own", *_COUNTS, *_FACTS, "memory", *Parts().
 
 def state_of(run: Run) -> dict[str, Any]:
     """Plan, ledger and position as plain JSON types, and tensors of past releases."""
+    others = run.door.ledger.facts(but=run.door.run)
     return {
         "memory": run.memory.state_dict() if run.memory else None,
         **{k: part.state_dict() if part else None for k, part in run.parts.saved().items()},
@@ -42,7 +43,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "next_lot": run.lots.next_lot,
         "repeatable_noise": run.repeatable,
         "ledger_file": run.door.account is not None,
-        "others": asdict(run.door.ledger.facts(but=run.door.run)),
+        **({"others": asdict(others)} if others != Facts() else {}),
     }
 
 
@@ -206,7 +207,7 @@ def _take_charges(run: Run, state: Mapping[str, Any], own: Ledger) -> Ledger:
 
 
 def _others(state: Mapping[str, Any]) -> Facts:
-    """What the state says of other runs on its ledger; those of an earlier version say nothing."""
+    """What the state says of other runs on its ledger; nothing where there is nothing to say."""
     try:
         facts = Facts(**state.get("others", {}))
     except TypeError:
