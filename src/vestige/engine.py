@@ -336,15 +336,15 @@ class PrivacyEngine:
     def _composed(self, things: Things) -> Ledger:
         """The ledger of this engine: that of engines before it, unless another was given.
 
-        Where their charges are on several ledgers, or on a file, which is charged by engines that
-        were given it, they are put together on a new one.
+        Where their charges are on several ledgers, or on a file that was closed, they are put
+        together on a new one.
         """
         before = [t for t in things.trained_by() if t.own.steps or not t.over]
         if self._ledger_given or not before:
             return self._ledger
         first = before[-1].ledger
         missing = [t for t in before if not t.covered_by(first)]
-        if not first.file and not missing:
+        if not missing and not (first.file and first.file.closed):
             return first
         found = first.copy()
         for trace in missing:
@@ -568,12 +568,13 @@ class PrivacyEngine:
             found.append(
                 "this model or its optimizer was trained before by another engine of this process: "
                 f"the {self._inherited} releases on its ledger are part of epsilon"
+                + ("" if self._ledger.file else " (they are on no file that knows of this run)")
             )
-        if run.from_state:
+        if run.gap:
             found.append(
-                "the run goes on from a saved state without a ledger file: whatever was released "
-                "after that state was saved is part of epsilon only as far as this ledger knows "
-                "of it (keep a file, PrivacyEngine(ledger=FILE))"
+                "the run went on from a saved state without a ledger file: what was released after "
+                "that state was saved is part of epsilon only as far as this process knows of it "
+                "(keep a file, PrivacyEngine(ledger=FILE))"
             )
         assert self._things is not None
         trained = [t for t in self._things.trained_by() if not t.covered_by(self._ledger)]

@@ -10,6 +10,7 @@ nothing of data, models or epsilon; accounting.py turns its events into epsilon.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,7 @@ class Ledger:
     """Append-only record of releases: of one run, or of several on the same data.
 
     With a `file`, it begins with what the file already holds, and every charge is on the disk
-    before it counts. `sessions` are the engines all of whose charges are here.
+    before it counts.
 
     Guarantee: after `charge` returns, every later answer of the ledger contains that charge, also
     after `state_dict` / `load_state_dict` into a fresh ledger.
@@ -91,7 +92,8 @@ class Ledger:
             file.ledger = self
         self.runs: dict[str, Spending] = {}  # those that have charged it in this process, by name
         self.inherited = Facts()  # of runs that a saved state has brought along
-        self._sessions: set[str] = set()
+        # The engines that have charged it, with their own charges; of a copy, how many there were.
+        self._sessions: dict[str, Ledger | int] = {}
         self.engines = 0  # how many in this process have it
         self.pending: dict[str, Sequence[Event]] = {}  # lots that are handed out, not yet charged
 
@@ -104,27 +106,30 @@ class Ledger:
 
     def copy(self) -> Ledger:
         """A ledger without a file that holds the same charges of the same runs."""
-        made = Ledger.of(self._runs)
-        made.runs, made._sessions = dict(self.runs), set(self.sessions)
-        made.inherited = self.facts()
+        made = Ledger()
+        made.take(self)
         return made
 
     def take(self, other: Ledger) -> None:
-        """Compose with the charges of another ledger, where there is no file."""
-        self._runs.extend(other.events)
+        """Compose with what is on another ledger, where there is no file."""
+        self.add(other.events)
         self.runs |= other.runs
-        self._sessions |= other.sessions
+        if other.file:  # engines on it that are not in this process any more have ended
+            self._sessions |= dict.fromkeys(other.file.content.sessions, sys.maxsize)
+        for session, own in other._sessions.items():
+            self._sessions[session] = own if isinstance(own, int) else own.steps
         self.inherited = together([self.inherited, other.facts()])
-
-    @property
-    def sessions(self) -> frozenset[str]:
-        """The engines all of whose charges are here."""
-        return frozenset(self._sessions | (self.file.content.sessions if self.file else set()))
 
     def spends(self, session: str, run: str, spending: Spending) -> None:
         """That engine charges this ledger for that run, from now on."""
-        self._sessions.add(session)
+        self._sessions[session] = spending.own
         self.runs[run] = spending
+
+    def has_all(self, session: str, charges: int) -> bool:
+        """Whether these charges of an engine, all that it has made so far, are here."""
+        known = self._sessions.get(session, -1)
+        on_file = self.file is not None and session in self.file.content.sessions
+        return on_file or isinstance(known, Ledger) or charges <= known
 
     def facts(self, but: str = "") -> Facts:
         """What holds for all runs with a charge, without the one named `but`."""
@@ -140,7 +145,7 @@ class Ledger:
 
     def keep_in(self, file: LedgerFile) -> None:
         """From now on, have `file` behind this ledger, whose charges it has, if there are any."""
-        known = self._sessions and self._sessions <= file.content.sessions
+        known = self._sessions and set(self._sessions) <= file.content.sessions
         if self.file or (self._runs and not known):
             raise PrivacyError(
                 f"this ledger already holds {self.steps} releases or has a file: name the file "
@@ -212,7 +217,7 @@ class Ledger:
                 f"this ledger already holds {self.steps} releases and loading would forget them: "
                 "load the state into a fresh ledger before the first release"
             )
-        self._sessions.add("")
+        self._sessions[""] = 0  # of no engine that a file could know
         self._runs = loaded
 
     def add(self, events: Iterable[Event]) -> None:
@@ -220,7 +225,6 @@ class Ledger:
         if self.file:
             raise PrivacyError("a ledger with a file is charged by a run that is on it.")
         self._runs.extend(events)
-        self._sessions.add("")  # of no engine that a file could know
 
     def __repr__(self) -> str:
         return f"Ledger(steps={self.steps}, events={len(self._runs)})"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Alive = Callable[[], bool]
 Marks = dict[Hashable, Alive]
-_MOST_PARTS = 256  # of a list or a dictionary inside a data set; a longer one is one of records
+_MOST_PARTS = 256  # of a list or a dictionary inside a data set that is looked through
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Trace:
 
     def covered_by(self, ledger: Ledger) -> bool:
         """Whether all of its charges are on that ledger too."""
-        return ledger is self.ledger or self.session in ledger.sessions or not self.own.steps
+        return not self.own.steps or ledger.has_all(self.session, self.own.steps)
 
     @property
     def over(self) -> bool:
@@ -175,7 +175,8 @@ def _parts(data: Any, depth: int = 4) -> Iterator[Any]:
     """The data sets inside a data set, and tensors and arrays that are long enough for records."""
     with contextlib.suppress(TypeError):
         records = len(data)
-        for value in vars(data).values():
+        inside = [data] if isinstance(data, list | tuple) else vars(data).values()
+        for value in inside:
             yield from _inside(value, records, depth)
 
 
@@ -187,6 +188,9 @@ def _inside(value: Any, records: int, depth: int) -> Iterator[Any]:
     elif depth and isinstance(value, Dataset):
         yield value
         yield from _parts(value, depth - 1)
+    elif depth and isinstance(value, list | tuple) and len(value) == records > 0:
+        for record in (value[0], value[-1]):  # one would do, unless somebody has changed it
+            yield from _inside(record, 1, depth - 1)
     elif depth and isinstance(value, list | tuple | dict) and len(value) <= _MOST_PARTS:
         for item in value.values() if isinstance(value, dict) else value:
             yield from _inside(item, records, depth - 1)

@@ -104,7 +104,7 @@ class Run:
         self.guard: BudgetGuard | None = None
         self.begun = False  # whether a lot was handed out
         self.gave_up = False  # whether one was abandoned
-        self.from_state = False  # whether it goes on from a saved state without a ledger file
+        self.gap = False  # whether it was once taken up from a state without a ledger file
         self._depth = 0  # how many calls of optimizer.step() are under way, one inside the other
         self._gated_from: int | None = None
         self._gradient = watch.groups.buffer()

@@ -44,6 +44,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "repeatable_noise": run.repeatable,
         "ledger_file": run.door.account is not None,
         **({"others": asdict(others)} if others != Facts() else {}),
+        **({"gap": True} if run.gap else {}),
     }
 
 
@@ -228,11 +229,11 @@ def _continue_ledger(run: Run, state: Mapping[str, Any], own: Ledger, others: Fa
     door.own.load_state_dict(own.state_dict())  # in place: others may look at it
     door.facts = replace(door.facts, test_mode=run.repeatable)
     door.ledger.inherited = together([door.ledger.inherited, others])
+    run.gap = not state["ledger_file"] or bool(state.get("gap"))
     if door.account:
         door.account.about["test_mode"] = run.repeatable
         door.account.rename(door.run)
     elif own.steps:
-        run.from_state = True
         door.ledger.spends(door.session, door.run, Spending(door.facts, door.own))
 
 
