@@ -159,7 +159,8 @@ class LedgerFile:
 
     def is_at(self, there: os.stat_result) -> bool:
         """Whether this process has the file that `there` tells of."""
-        return self._process == os.getpid() and os.path.samestat(there, os.fstat(self._file))
+        ours = self._process == os.getpid() and not self._closed
+        return ours and os.path.samestat(there, os.fstat(self._file))
 
     def has_open(self, run: str, but: Account) -> bool:
         """Whether another engine of this process is that run."""
