@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -227,6 +228,18 @@ def test_what_is_gone_is_not_found_in_what_takes_its_place():
         del made, model, data
         gc.collect()
     assert len(seen) < 40  # addresses did come again
+
+
+def test_traces_keep_no_model_alive(tmp_path):
+    data = make_data()
+    for path in (None, tmp_path / "l"):
+        made = epochs(private(make_model(), data, path))
+        made[0].close()
+        gone = weakref.ref(made[1])
+        del made
+        gc.collect()
+        assert gone() is None
+    assert about(private(make_model(), data)[0], "their 12 releases")
 
 
 def test_an_engine_that_was_never_used_leaves_nothing():

@@ -333,25 +333,6 @@ class PrivacyEngine:
             )
         return made
 
-    def _composed(self, things: Things) -> Ledger:
-        """The ledger of this engine: that of engines before it, unless another was given.
-
-        Where their charges are on several ledgers, or on a file that was closed, they are put
-        together on a new one.
-        """
-        before = [t for t in things.trained_by() if t.own.steps or not t.over]
-        if self._ledger_given or not before:
-            return self._ledger
-        first = before[-1].ledger
-        missing = [t for t in before if not t.covered_by(first)]
-        if not missing and not (first.file and first.file.closed):
-            return first
-        found = first.copy()
-        for trace in missing:
-            if not trace.covered_by(found):
-                found.take(trace.ledger)
-        return found
-
     def _join(self, things: Things, module: nn.Module, optimizer: Optimizer) -> None:
         """Choose the ledger, and take the place of engines on the same model or optimizer."""
         file = self._ledger.file
@@ -368,7 +349,8 @@ class PrivacyEngine:
                 trace.make_room(module, optimizer)
         finally:
             held.engines -= 1
-        self._ledger = self._composed(things)
+        if not self._ledger_given:
+            self._ledger = things.ledger_before() or held
         if self._ledger is not held:
             self._inherited = self._ledger.steps
 
@@ -577,20 +559,7 @@ class PrivacyEngine:
                 "(keep a file, PrivacyEngine(ledger=FILE))"
             )
         assert self._things is not None
-        trained = [t for t in self._things.trained_by() if not t.covered_by(self._ledger)]
-        on_data = [t for t in self._things.seen_by() if not t.covered_by(self._ledger)]
-        for traces, what in (
-            (trained, "have trained this model, a part of it or its optimizer"),
-            ([t for t in on_data if t not in trained], "have trained on this data or a part of it"),
-        ):
-            if traces:
-                releases = sum(trace.own.steps for trace in traces)
-                found.append(
-                    f"other engines of this process ({len(traces)}) {what}: their {releases} "
-                    "releases are not part of epsilon (hand their ledger on, "
-                    "PrivacyEngine(ledger=engine.ledger))"
-                )
-        return found
+        return found + self._things.left_out_of(self._ledger)
 
     # -- saving -----------------------------------------------------------------------------
 

@@ -193,6 +193,7 @@ class LedgerFile:
                 account.settle()
         finally:
             self._closed = True
+            self._accounts.clear()  # they hold the runs, and with them the models
             self._let_go()
             _OPEN.remove(self)
             atexit.unregister(self._close_at_exit)

@@ -102,6 +102,43 @@ class Things:
                         del traces[mark]
                 _SIZES[id(traces)] = max(1024, len(traces))
 
+    def ledger_before(self) -> Ledger | None:
+        """The ledger of the engines that have trained the model or the optimizer, if any have.
+
+        Where their charges are on several ledgers, or on a file that was closed, they are put
+        together on a new one.
+        """
+        before = [trace for trace in self.trained_by() if trace.own.steps or not trace.over]
+        if not before:
+            return None
+        last = before[-1].ledger
+        missing = [trace for trace in before if not trace.covered_by(last)]
+        if not missing and not (last.file and last.file.closed):
+            return last
+        found = last.copy()
+        for trace in missing:
+            if not trace.covered_by(found):
+                found.take(trace.ledger)
+        return found
+
+    def left_out_of(self, ledger: Ledger) -> list[str]:
+        """What engines on the same things have released that is not on `ledger`, in sentences."""
+        trained = [trace for trace in self.trained_by() if not trace.covered_by(ledger)]
+        on_data = [trace for trace in self.seen_by() if not trace.covered_by(ledger)]
+        found = []
+        for traces, what in (
+            (trained, "have trained this model, a part of it or its optimizer"),
+            ([t for t in on_data if t not in trained], "have trained on this data or a part of it"),
+        ):
+            if traces:
+                releases = sum(trace.own.steps for trace in traces)
+                found.append(
+                    f"other engines of this process ({len(traces)}) {what}: their {releases} "
+                    "releases are not part of epsilon (hand their ledger on, "
+                    "PrivacyEngine(ledger=engine.ledger))"
+                )
+        return found
+
     def trained_by(self) -> list[Trace]:
         """Engines that have trained the model or the optimizer, the first one first."""
         return _found(_AT_WEIGHTS, self.weights)

@@ -44,7 +44,8 @@ def state_of(run: Run) -> dict[str, Any]:
         "repeatable_noise": run.repeatable,
         "ledger_file": run.door.account is not None,
         **({"others": asdict(others)} if others != Facts() else {}),
-        **({"gap": True} if run.gap else {}),
+        # Without a file, whoever goes on from here makes a new gap anyway.
+        **({"gap": True} if run.gap and run.door.account else {}),
     }
 
 
