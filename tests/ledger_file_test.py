@@ -379,7 +379,8 @@ NO_LEDGERS = {
     "text": b"line one\nline two",
     "bytes": bytes(range(11, 256)) * 9,
     "zeros": b"\0" * 64,
-    "brace": b"{",
+    "braces": b"{}",
+    "bracket": b"[",
     "other kind": b'{"kind": "note", "version": 1}',
     "other version": b'{"kind": "open", "version": 7, "run": "a',
     "later line": b'{"kind": "reserve", "run": "one", "ev',
@@ -398,7 +399,7 @@ def test_what_is_no_ledger_is_refused_and_left_as_it_is(tmp_path, name):
     assert not (tmp_path / "all").exists()
 
 
-@pytest.mark.parametrize("tail", [b"a note", b'{"a": 1}', b"{", b'{"kind": "x", ', b'"', b"\0{"])
+@pytest.mark.parametrize("tail", [b"a note", b'{"a": 1}', b"[", b'{"kind": "x", ', b'"', b"\0{"])
 def test_a_tail_that_nobody_here_has_written_is_not_cut_off(tmp_path, tail):
     path = tmp_path / "l"
     file = opened(path)
@@ -412,7 +413,7 @@ def test_a_tail_that_nobody_here_has_written_is_not_cut_off(tmp_path, tail):
     assert path.read_bytes() == whole + tail
 
 
-@pytest.mark.parametrize("kept", [10, 14, 30, 60])
+@pytest.mark.parametrize("kept", [1, 5, 14, 30, 60])
 def test_a_torn_first_line_and_zeros_after_a_crash_are_dropped(tmp_path, kept):
     path = tmp_path / "l"
     file = opened(path)
@@ -422,9 +423,10 @@ def test_a_torn_first_line_and_zeros_after_a_crash_are_dropped(tmp_path, kept):
     path.write_bytes(whole[:kept])
     LedgerFile(path).close()
     assert path.read_bytes() == b""
-    path.write_bytes(whole + b"\0" * kept)
-    LedgerFile(path).close()
-    assert path.read_bytes() == whole
+    for torn in (b"\0" * kept, *(whole[:n] for n in range(kept))):
+        path.write_bytes(whole + torn)
+        LedgerFile(path).close()
+        assert path.read_bytes() == whole
 
 
 def test_a_whole_last_line_that_was_changed_is_damage_and_not_a_torn_write(tmp_path):

@@ -539,7 +539,7 @@ def _chain(last: str, line: Mapping[str, Any]) -> str:
 def _parse(data: bytes, path: Path) -> Content:
     content = Content()
     *lines, rest = data.split(b"\n")
-    if data and not data.startswith(_BEGINNINGS) and not _is_torn(data, _FIRST):
+    if not data.startswith(_BEGINNINGS) and not _FIRST.startswith(data):
         raise ConfigError(
             f"line 1 of {str(path)!r} is not that of a ledger: the file was left as it is. Give "
             "the ledger.jsonl of a run, or a path where nothing is yet."
@@ -556,7 +556,7 @@ def _parse(data: bytes, path: Path) -> Content:
         # The beginning of a line was never durable. Anything else is not from here, except for
         # the zeros that a file system may leave where it lost power.
         possible = _BEGINNINGS if lines else (_FIRST,)
-        begun = any(rest.startswith(b) or _is_torn(rest, b) for b in possible)
+        begun = any(rest.startswith(b) or b.startswith(rest) for b in possible)
         if begun or not rest.strip(b"\0"):
             return content
         raise _damaged(path, len(lines) + 1) from None
@@ -570,11 +570,6 @@ def _parse(data: bytes, path: Path) -> Content:
         raise _damaged(path, len(lines) + 1)
     content.length, content.open_end = content.length + len(rest), True
     return content
-
-
-def _is_torn(text: bytes, whole: bytes) -> bool:
-    """Whether `text` is what a torn write leaves of `whole`: enough of it to be no accident."""
-    return len(text) >= len(b'{"kind": "') and whole.startswith(text)
 
 
 _NO_LINE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
