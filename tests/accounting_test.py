@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -21,10 +22,11 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import binom, norm
 
-from vestige import composition
+from vestige import accounting, composition
 from vestige.accounting import (
     ACCOUNTANTS,
     Calibration,
+    Charge,
     _search,
     accountant_name,
     budget,
@@ -685,3 +687,29 @@ def test_calibrated_groups_spend_what_the_report_says() -> None:
 def test_calibration_report_refuses_bad_groups() -> None:
     with pytest.raises(ConfigError, match="groups 0"):
         calibration_report(1.0, 1e-5, 0.1, 10, groups=0)
+
+
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+@pytest.mark.parametrize("room", [0.9, 0.999, 1.0, 1.0005, 1.0015, 1.01, 1.5])
+def test_noise_beside_what_was_spent_is_found_or_refused_at_once(accountant, room):
+    """The less is left, the flatter epsilon is in the noise: the search must not crawl."""
+    earlier, charges = [Event(0.05, 1.0, 40)], {Charge(0.05): 40}
+    spent = accounting.epsilon(earlier, 1e-5, accountant)
+    started = time.perf_counter()
+    if room < 1.001:
+        with pytest.raises(ConfigError, match=r"used up by the ledger: the 40 releases on it"):
+            accounting.noise_for(room * spent, 1e-5, charges, accountant, earlier)
+    else:
+        noise, reached = accounting.noise_for(room * spent, 1e-5, charges, accountant, earlier)
+        assert reached <= room * spent
+        events = [*earlier, *accounting.events_of(charges, noise)]
+        assert reached == accounting.epsilon(events, 1e-5, accountant)
+        # Ten per cent less noise would be too little.
+        less = [*earlier, *accounting.events_of(charges, 0.9 * noise)]
+        assert accounting.epsilon(less, 1e-5, accountant) > room * spent
+    assert time.perf_counter() - started < 20
+
+
+def test_a_ledger_without_a_guarantee_leaves_nothing_of_a_target():
+    with pytest.raises(ConfigError, match="used up by the ledger"):
+        accounting.noise_for(5.0, 1e-5, {Charge(0.05): 4}, earlier=[Event(0.05, 0.0)])

@@ -1210,6 +1210,14 @@ def test_bad_comparisons(options: str, expected: str) -> None:
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+def test_a_study_of_methods_for_two_relations_claims_the_weaker_one(
+    study: comparison.Study,
+) -> None:
+    report = comparison.compare(replace(study, methods=("dp-sgd", "dp-ftrl"), seeds=1))
+    assert "zero out one record" in report["guarantee"]
+    assert "add or remove" not in report["guarantee"]
+
+
 def test_a_study_with_a_method_that_is_not_private_has_no_guarantee(
     study: comparison.Study,
 ) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from vestige import ConfigError, PrivacyError, StorageError, ledger_file
-from vestige.ledger import Event, Ledger
+from vestige.ledger import Event, Facts, Ledger
 from vestige.ledger_file import LedgerFile, merge_files, read
 
 
@@ -370,3 +371,161 @@ def test_a_ledger_that_must_be_there_is_not_made(tmp_path):
     with pytest.raises(ConfigError, match="is not there: put the run's own back"):
         LedgerFile(tmp_path / "l", create=False)
     assert not (tmp_path / "l").exists()
+
+
+NO_LEDGERS = {
+    "config": b'{"lr": 0.1}',
+    "key": b"-----a key without a newline-----",
+    "text": b"line one\nline two",
+    "bytes": bytes(range(11, 256)) * 9,
+    "zeros": b"\0" * 64,
+    "braces": b"{}",
+    "bracket": b"[",
+    "other kind": b'{"kind": "note", "version": 1}',
+    "other version": b'{"kind": "open", "version": 7, "run": "a',
+    "later line": b'{"kind": "reserve", "run": "one", "ev',
+    "newline": b"\n",
+}
+
+
+@pytest.mark.parametrize("name", NO_LEDGERS)
+def test_what_is_no_ledger_is_refused_and_left_as_it_is(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(NO_LEDGERS[name])
+    for act in (read, LedgerFile, lambda p: merge_files([p, p], tmp_path / "all")):
+        with pytest.raises(ConfigError, match="line 1 of"):
+            act(path)
+        assert path.read_bytes() == NO_LEDGERS[name]
+    assert not (tmp_path / "all").exists()
+
+
+@pytest.mark.parametrize("tail", [b"a note", b'{"a": 1}', b"[", b'{"kind": "x", ', b'"', b"\0{"])
+def test_a_tail_that_nobody_here_has_written_is_not_cut_off(tmp_path, tail):
+    path = tmp_path / "l"
+    file = opened(path)
+    file.cover(Event(0.1, 1.5))
+    end(file)
+    whole = path.read_bytes()
+    path.write_bytes(whole + tail)
+    for act in (read, LedgerFile):
+        with pytest.raises(ConfigError, match="damaged"):
+            act(path)
+    assert path.read_bytes() == whole + tail
+
+
+@pytest.mark.parametrize("kept", [1, 5, 14, 30, 60])
+def test_a_torn_first_line_and_zeros_after_a_crash_are_dropped(tmp_path, kept):
+    path = tmp_path / "l"
+    file = opened(path)
+    file.cover(Event(0.1, 1.5))
+    end(file)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:kept])
+    LedgerFile(path).close()
+    assert path.read_bytes() == b""
+    for torn in (b"\0" * kept, *(whole[:n] for n in range(kept))):
+        path.write_bytes(whole + torn)
+        LedgerFile(path).close()
+        assert path.read_bytes() == whole
+
+
+def test_a_whole_last_line_that_was_changed_is_damage_and_not_a_torn_write(tmp_path):
+    path = tmp_path / "l"
+    file = opened(path, block=1)
+    file.cover(Event(0.1, 1.5))
+    end(file)
+    path.write_bytes(path.read_bytes().rstrip(b"\n").replace(b"1.5", b"9.5"))
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"line 2 of the ledger .* is damaged"):
+        LedgerFile(path)
+    assert path.read_bytes() == before
+
+
+def test_only_ordinary_files_are_ledgers(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "null").symlink_to("/dev/null")
+    (tmp_path / "to pipe").symlink_to(tmp_path / "pipe")
+    for path in ("/dev/null", "/dev/zero", *(tmp_path / n for n in ("pipe", "null", "to pipe"))):
+        for act in (lambda p: read(Path(p)), LedgerFile):
+            with pytest.raises(ConfigError, match="is a device, a pipe or a socket, not a file"):
+                act(path)
+    for act in (read, LedgerFile):
+        with pytest.raises(ConfigError, match="is a folder, not a file"):
+            act(tmp_path / "folder")
+    # A link to a ledger is one.
+    (tmp_path / "link").symlink_to(tmp_path / "l")
+    file = opened(tmp_path / "link")
+    file.cover(Event(0.1, 1.5))
+    end(file)
+    assert counts(read(tmp_path / "l").events) == {(0.1, 1.5): 1}
+
+
+def remove(path):
+    path.unlink()
+
+
+def replace_by_a_copy(path):
+    (path.parent / "copy").write_bytes(path.read_bytes())
+    (path.parent / "copy").replace(path)
+
+
+def move_away(path):
+    path.rename(path.parent / "elsewhere")
+
+
+def empty(path):
+    os.truncate(path, 0)
+
+
+def add_a_line(path):
+    with path.open("ab") as file:
+        file.write(b'{"kind": "digest"}\n')
+
+
+def change_in_place(path):
+    path.write_bytes(path.read_bytes().replace(b"1.5", b"9.5"))
+
+
+@pytest.mark.parametrize("act", [remove, replace_by_a_copy, move_away, empty, add_a_line,
+                                 change_in_place])  # fmt: skip
+@pytest.mark.parametrize("left", [0, 5])
+def test_a_file_that_is_taken_away_under_a_run_stops_it_at_the_next_charge(tmp_path, act, left):
+    """Also where the reserve would last for longer."""
+    path = tmp_path / "l"
+    file = opened(path, block=3 + left, forecast=lambda n: [Event(0.1, 1.5, n)])
+    for _ in range(3):
+        file.cover(Event(0.1, 1.5))
+    act(path)
+    after = path.read_bytes() if path.exists() else None
+    for _ in range(2):
+        with pytest.raises((PrivacyError, ConfigError), match=r"removed|replaced|changed"):
+            file.cover(Event(0.1, 1.5))
+    with pytest.raises((PrivacyError, ConfigError), match=r"removed|replaced|changed"):
+        end(file)
+    assert (path.read_bytes() if path.exists() else None) == after
+
+
+def test_a_file_that_was_only_touched_goes_on(tmp_path):
+    file = opened(tmp_path / "l", block=1)
+    file.cover(Event(0.1, 1.5))
+    os.utime(tmp_path / "l", (0, 0))
+    file.cover(Event(0.1, 1.5))
+    end(file)
+    assert counts(read(tmp_path / "l").events) == {(0.1, 1.5): 2}
+
+
+def test_a_run_is_as_private_as_the_least_private_of_its_sessions(tmp_path):
+    path = tmp_path / "l"
+    for test_mode in (False, True, False):
+        account = LedgerFile(path).account("one", {"data": 1, "test_mode": test_mode})
+        account.cover(Event(0.1, 1.5))
+        end(account)
+    assert read(path).facts.test_mode
+    account = LedgerFile(tmp_path / "noted").account("two", {"data": 1, "adjacency": "zero out x"})
+    account.cover(Event(0.1, 1.5))
+    account.note("release 0 of two", "abc")  # as files of earlier versions tell of test mode
+    end(account)
+    assert read(tmp_path / "noted").facts == Facts("zero out x", True)
+    merged = merge_files([path, tmp_path / "noted"], tmp_path / "all")
+    assert merged.facts == read(tmp_path / "all").facts == Facts("zero out x", True)

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import stat
+import time
 from pathlib import Path
 
 import numpy as np
@@ -576,7 +577,9 @@ def test_a_ledger_is_not_made_anew_by_a_resume(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     cut_off(tmp_path / "cut", 2, monkeypatch, checkpoint_every=100, ledger=Path("shared.jsonl"))
     monkeypatch.chdir(tmp_path / "sub")
-    result = training.resume(tmp_path / "cut")
+    with pytest.raises(ConfigError, match=r"outside of its folder.*shared.jsonl' is yours"):
+        training.resume(tmp_path / "cut")
+    result = training.resume(tmp_path / "cut", ledger=tmp_path / "shared.jsonl")
     assert sum(e.count for e in read(tmp_path / "shared.jsonl").events) == STEPS
     assert result["epsilon"] > 0
     assert not (tmp_path / "sub" / "shared.jsonl").exists()
@@ -828,3 +831,128 @@ def test_a_step_inside_a_step_is_one_release():
         assert torch.equal(a, b)
     one, two = plain[0].averaged_state_dict(), own[0].averaged_state_dict()
     assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+# -- ledgers that others have, or that a folder names ---------------------------------------
+
+
+@pytest.mark.parametrize("content", ['{"a year of": "work"}', "a key", "two\nlines"])
+@pytest.mark.parametrize("how", ["named", "linked", "in place"])
+def test_a_run_folder_cannot_have_a_file_of_its_choice_opened(tmp_path, monkeypatch, content, how):
+    folder = cut_off(tmp_path / "evil", 2, monkeypatch)
+    victim = tmp_path / "precious.json"
+    victim.write_text(content)
+    if how == "named":
+        forge(folder, lambda state: state["others"]["config"].update(ledger=str(victim)))
+    else:
+        (folder / "ledger.jsonl").unlink()
+        (folder / "ledger.jsonl").symlink_to(victim)
+    if how == "in place":
+        (folder / "ledger.jsonl").unlink()
+        (folder / "ledger.jsonl").write_text(content)
+    refused = "is not that of a ledger" if how == "in place" else "outside of its folder"
+    for line in (f"resume {folder}", f"statement {folder}"):
+        result = run(line)
+        assert result.exit_code == 2 and refused in plain(result.stderr), result.stderr
+        assert victim.read_text() == content
+    if how != "in place":
+        # Whoever names it gets it, and it is still no ledger.
+        assert "is not that of a ledger" in plain(run(f"resume {folder} --ledger {victim}").stderr)
+        assert victim.read_text() == content
+
+
+def forge(folder, change):
+    """Change a checkpoint, and make its hash right again."""
+    state, secret = checkpoint.read(folder / "checkpoint.pt")
+    change(state)
+    checkpoint.write(folder / "checkpoint.pt", state, secret)
+
+
+def test_a_shared_ledger_is_named_on_the_command_line(tmp_path, monkeypatch):
+    folder, shared = tmp_path / "cut", tmp_path / "shared.jsonl"
+    cut_off(folder, 2, monkeypatch, ledger=shared, noise_seed=None)
+    moved = tmp_path / "moved.jsonl"
+    shared.rename(moved)
+    stated = run_json(f"statement {folder} --ledger {moved}")
+    assert stated["ledger"]["charged"] == 3
+    assert run_json(f"resume {folder} --ledger {moved}")["steps"] == STEPS
+    assert not shared.exists()
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/zero", ".", "pipe", "config.json"])
+def test_a_ledger_that_keeps_nothing_is_refused_before_anything_is_made(tmp_path, path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "config.json").write_text('{"lr": 0.1}')
+    for line in (f"{TRAIN} --steps 2 --out a --ledger {path}", f"ledger show {path}"):
+        result = run(line)
+        assert result.exit_code == 2, result.stderr
+        assert "ledger" in plain(result.stderr) and "Traceback" not in result.stderr
+        assert len(plain(result.stderr).strip().splitlines()) == 1
+    assert (tmp_path / "config.json").read_text() == '{"lr": 0.1}'
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(ConfigError, match="ledger"):
+        private("dp-sgd", engine_options={"ledger": tmp_path / path})
+
+
+def test_an_empty_ledger_is_not_shown_as_nothing_spent(tmp_path):
+    (tmp_path / "l").touch()
+    assert "is empty: no run was opened on it" in plain(run(f"ledger show {tmp_path}/l").stderr)
+
+
+def test_runs_of_two_relations_and_a_seeded_one_on_one_ledger(tmp_path):
+    line = f"{TRAIN} --steps 6 --noise-multiplier 5 --ledger l.jsonl"
+    first = run_json(line, "--method", "dp-ftrl", "--out", "a")
+    second = run_json(line, "--out", "b")
+    for result in (first, second):
+        assert "zero out one record" in result["adjacency"]
+        assert "zero out one record" in result["guarantee"]
+        assert "add or remove" not in result["guarantee"]
+    assert any("another adjacency" in caveat for caveat in second["caveats"])
+    stated = run_json("statement b")
+    assert stated["status"] == "private" and "zero out one record" in stated["guarantee"]["kind"]
+    shown = run_json("ledger show l.jsonl")
+    assert not shown["test_mode"] and "zero out one record" in shown["guarantee"]
+    seeded = run_json(line, "--noise-seed", "1", "--out", "c")
+    fourth = run_json(line, "--out", "d")
+    assert seeded["repeatable_noise"] and not fourth["repeatable_noise"]
+    assert any("another run on the ledger was in test mode" in c for c in fourth["caveats"])
+    stated = run_json("statement d")
+    assert stated["status"] == "test mode" and "an earlier run" in stated["headline"]
+    assert "Not for signature" in plain(run("statement d").stdout)
+    assert run_json("ledger show l.jsonl")["test_mode"]
+    last = plain(run("ledger show l.jsonl").stdout).strip().splitlines()[-1]
+    assert last.startswith("guarantee:") and "test mode" in last
+    # A copy of the spending is no cleaner, nor is what is merged from it.
+    run_json(f"{TRAIN} --steps 2 --out e")
+    assert run_json("ledger merge l.jsonl e --out all.jsonl")["test_mode"]
+
+
+def test_a_target_that_the_ledger_has_used_up_is_refused_at_once(tmp_path):
+    line = "train --model linear --train-size 200 --test-size 20 --lot 20 --epochs 2 --device cpu"
+    line += " --epsilon 2 --ledger l.jsonl"
+    assert run_json(line, "--out", "a")["epsilon"] <= 2
+    started = time.perf_counter()
+    result = run(f"{line} --out b")
+    assert time.perf_counter() - started < 20
+    assert result.exit_code == 2
+    assert "target_epsilon 2.0 is used up by the ledger: the 20 releases" in plain(result.stderr)
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_ledger_file_that_is_taken_away_stops_the_loop(tmp_path, how):
+    path = tmp_path / "l"
+    made = private("dp-sgd", engine_options={"ledger": path, "noise_seed": None})
+    steps_of(*made, steps=3)
+    copied = path.read_bytes()
+    path.unlink()
+    if how == "replaced":
+        path.write_bytes(copied)
+    with pytest.raises(PrivacyError, match=f"was {how} while a run charges it"):
+        steps_of(*made, steps=1)
+    assert made[0].released == 3
+    # The model can be used elsewhere all the same.
+    with pytest.raises(PrivacyError, match=how):
+        made[0].detach()
+    made[1](made[3].dataset[0][0][None]).sum().backward()
+    assert (path.read_bytes() if how == "replaced" else copied) == copied

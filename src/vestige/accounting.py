@@ -33,6 +33,8 @@ _NOISE_TOLERANCE = 1e-4
 _TARGET_MARGIN = 1e-6
 # PLD compositions on the way through one run: each takes a few hundredths of a second.
 _ON_THE_WAY = 32
+# Where less than this share of the target is left, no noise makes a run that learns anything.
+_LEAST_LEFT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -188,21 +190,38 @@ def noise_for(
 ) -> tuple[float, float]:
     """The smallest noise at which these charges stay within `target_epsilon`, and its epsilon.
 
-    `earlier` was spent on the same data before, and composes with them.
+    `earlier` was spent on the same data before, and composes with them; ConfigError at once where
+    that leaves next to nothing of the target.
     """
     name = accountant_name(accountant)
     target = _check_positive(target_epsilon, "target_epsilon", "give a finite epsilon above 0")
     delta = _check_delta(delta)
     largest = max(charge.weight for charge in charges)
 
-    def spent(noise: float, by: str = name) -> float:
-        return epsilon([*earlier, *events_of(charges, noise)], delta, by)
+    def spent(noise: float) -> float:
+        return epsilon([*earlier, *events_of(charges, noise)], delta, name)
 
+    before = epsilon(earlier, delta, name)
+    left = 1 - before / target
+    if left < _LEAST_LEFT:
+        raise ConfigError(
+            f"target_epsilon {target} is used up by the ledger: the {_releases(earlier)} releases "
+            f"on it have epsilon {before:.4f} (accountant {name}) and leave no room for a run. "
+            "Raise the target, or take a ledger of other data; a run that is on the ledger goes on "
+            "by resume."
+        )
     start = largest
     if name == "pld":
         # The Rényi curve is cheap at any noise and close: a rough answer starts the search well.
-        rough = _search(lambda noise: spent(noise, "rdp"), target, start, largest, 0.1)
-        start = start if rough is None else rough
+        # Squares of privacy losses add up, so beside what was spent it takes that much more noise.
+        rough = _search(
+            lambda noise: epsilon(events_of(charges, noise), delta, "rdp"),
+            target,
+            start,
+            largest,
+            0.1,
+        )
+        start = start if rough is None else rough / math.sqrt(1 - (1 - left) ** 2)
     noise = _search(spent, target, start, largest, _NOISE_TOLERANCE)
     if noise is None:
         floor = spent(_NOISE_RANGE[1] * largest)
@@ -215,6 +234,10 @@ def noise_for(
             + (" (other runs on the ledger count too)" if earlier else "")
         )
     return noise, spent(noise)
+
+
+def _releases(events: Sequence[Event]) -> int:
+    return sum(event.count for event in events)
 
 
 def step_charges(
@@ -351,31 +374,33 @@ def _search(
         # Bounded, so that epsilons of 0 and infinity do not derail the interpolation.
         return math.log(min(max(ratio, 1e-9), 1e9))
 
-    def toward(point: float, value: float) -> float:
+    def toward(point: float, value: float, least: float) -> float:
         # Epsilon is near 1/noise, so this step about reaches the target; then a bit further.
-        step = min(max(abs(value), tolerance), 2.0) * 1.2
+        step = min(max(abs(value), least), 2.0) * 1.2
         return min(max(point + math.copysign(step, value), lowest), highest)
 
-    low = high = math.log(start)
+    low = high = min(max(math.log(start), lowest), highest)
     low_value = high_value = excess(low)
+    least = tolerance  # grows: beside what was spent before, noise moves epsilon by very little
     while high_value > 0:
         if high == highest:
             return None
         low, low_value = high, high_value
-        high = toward(high, high_value)
-        high_value = excess(high)
+        high = toward(high, high_value, least)
+        high_value, least = excess(high), 2 * least
+    least = tolerance
     while low_value <= 0:
         if low == lowest:
             return math.exp(low)
         high, high_value = low, low_value
-        low = toward(low, min(low_value, -tolerance))
-        low_value = excess(low)
+        low = toward(low, min(low_value, -tolerance), least)
+        low_value, least = excess(low), 2 * least
 
     root = brentq(excess, low, high, xtol=tolerance, disp=False)
     # The root is within the tolerance of the crossing: return a point that was seen to be below.
-    point = root
+    point, step = root, tolerance
     while excess(point) > 0:
-        point = min(point + tolerance, high)
+        point, step = min(point + step, high), 2 * step
     return math.exp(point)
 
 

@@ -14,7 +14,7 @@ from vestige.errors import ConfigError
 from vestige.gradients import capture
 from vestige.groups import Groups
 from vestige.importance import Importance, ImportanceClip
-from vestige.ledger import Ledger
+from vestige.ledger import Facts, Ledger
 from vestige.memory.estimated import EstimatedMemory
 from vestige.memory.recollection import Recollection
 from vestige.methods import DPIS, DPAdamACPrivate, Method, resolve, share
@@ -138,6 +138,7 @@ def assemble(
         distortion=method.distortion(around.like, plan),
         private=method.private,
         run=name,
+        facts=Facts(plan.adjacency, randomness.repeatable),
     )
     lots = LotSampler(
         randomness,

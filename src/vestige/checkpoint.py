@@ -123,6 +123,18 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     return state, _read_secret(_secret_path(path, digest))
 
 
+def saved_noise(path: Path) -> Any:
+    """The noise multiplier of the run that was saved; ConfigError where there is none."""
+    plan = read(path)[0]["engine"].get("plan")
+    if not isinstance(plan, Mapping) or "noise_multiplier" not in plan:
+        raise ConfigError(
+            f"the checkpoint {str(path)!r} has no noise multiplier: it was not written by "
+            "save_checkpoint."
+        )
+    noise = plan["noise_multiplier"]
+    return tuple(noise) if isinstance(noise, list) else noise
+
+
 def remove(path: Path) -> None:
     """Delete a checkpoint and its secrets, if they are there."""
     for file in (*_secrets_of(path), path, path.with_name(f".{path.name}.partial")):

@@ -281,7 +281,7 @@ def train(
                 listener(progress)
 
         result = training.train(config, progress=tell)
-    cli_runs.finish(result, as_json)
+    cli_runs.finish(result, as_json, ledger)
 
 
 @app.command()

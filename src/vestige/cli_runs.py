@@ -11,12 +11,12 @@ from vestige import accounting, ledger_file, training
 from vestige.display import Display, print_json, print_result, shown
 from vestige.errors import ConfigError
 from vestige.escaping import one_line, printable
-from vestige.plan import ADJACENCY, common_adjacency
-from vestige.session import LEDGER
+from vestige.runfolder import LEDGER
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 _Delta = Annotated[float, typer.Option(help="The delta of (epsilon, delta).")]
 INTERRUPTED = 130
+SEEDED = "a run in test mode is on it, and nothing holds towards whoever knows its seed"
 
 
 def register(app: typer.Typer) -> None:
@@ -34,15 +34,18 @@ def resume(
         int | None,
         typer.Option(help="Test mode: the run's noise seed, where its secret file is gone."),
     ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="The ledger file that the run shares with others.")
+    ] = None,
     as_json: _Json = False,
 ) -> None:
     """Continue a run that was killed or interrupted; of a finished one, print the result."""
     with Display(quiet=as_json) as display:
-        result = training.resume(run, progress=display, noise_seed=noise_seed)
-    finish(result, as_json)
+        result = training.resume(run, progress=display, noise_seed=noise_seed, ledger=ledger)
+    finish(result, as_json, ledger)
 
 
-def finish(result: dict[str, Any], as_json: bool) -> None:
+def finish(result: dict[str, Any], as_json: bool, ledger: Path | None = None) -> None:
     """Print the result of a run; one that was interrupted ends with exit code 130."""
     if as_json:
         print_json(result)
@@ -56,9 +59,10 @@ def finish(result: dict[str, Any], as_json: bool) -> None:
         )
     if result["interrupted"]:
         folder = printable(result["folder"])
+        shared = "" if ledger is None else f" --ledger {printable(str(ledger))}"
         typer.echo(
             f"vestige: interrupted after {result['steps']} steps; what was trained so far is in "
-            f"{folder}; go on with: vestige resume {folder}",
+            f"{folder}; go on with: vestige resume {folder}{shared}",
             err=True,
         )
         raise typer.Exit(INTERRUPTED)
@@ -85,7 +89,8 @@ def show(
             )
     for name, value in found["epsilon"].items():
         typer.echo(f"epsilon by {name} at delta {delta:g}: {shown(value)}")
-    typer.echo(f"guarantee: {one_line(found['guarantee'])}")
+    seeded = f"; {SEEDED}" if found["test_mode"] else ""
+    typer.echo(f"guarantee: {one_line(found['guarantee'])}{seeded}")
 
 
 def merge(
@@ -102,17 +107,21 @@ def merge(
 def summary(path: Path, delta: float) -> dict[str, Any]:
     """A ledger file as plain JSON types, with epsilon under every accountant."""
     content = ledger_file.read(path)
+    if not content.runs:
+        raise ConfigError(
+            f"the ledger {str(path)!r} is empty: no run was opened on it, or it was emptied. Give "
+            "the ledger.jsonl of a run."
+        )
     epsilons = {
         name: accounting.epsilon(content.events, delta, name) for name in accounting.ACCOUNTANTS
     }
-    kinds = [str(run.about.get("adjacency", ADJACENCY)) for run in content.runs.values()]
-    adjacency = common_adjacency(kinds)
     return {
         "ledger": str(path),
         "delta": delta,
         "releases": sum(event.count for event in content.events),
         "epsilon": {k: v if v < float("inf") else None for k, v in epsilons.items()},
-        "guarantee": accounting.guarantee(epsilons["pld"], adjacency),
+        "guarantee": accounting.guarantee(epsilons["pld"], content.facts.adjacency),
+        "test_mode": content.facts.test_mode,
         "runs": [
             {
                 "run": run.run,

@@ -20,6 +20,10 @@ def statement(
     out: Annotated[
         Path | None, typer.Option(help="Write to this file instead of the screen.")
     ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Of an unfinished run: the ledger file that it shares with others."),
+    ] = None,
 ) -> None:
     """What a run promises about privacy, and what it does not: a statement to be signed."""
     from vestige.statement import check, markdown, read
@@ -28,7 +32,7 @@ def statement(
         # Of a run that was killed or interrupted: the ledger knows of more than an earlier page.
         from vestige.statement.unfinished import of_folder
 
-        found = of_folder(run)
+        found = of_folder(run, ledger)
         check(found)
     else:
         found = read(run)

@@ -7,6 +7,7 @@ one release per lot in `optimizer.step()`, and the ledger that every release is 
 from __future__ import annotations
 
 import secrets
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,16 +18,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from vestige import accounting, saving
+from vestige import accounting, checkpoint, saving
 from vestige.assembly import assemble, check_settings
-from vestige.checkpoint import row_facts
 from vestige.clipping import Auto, Clip, Clipping, Quantile, taken_apart
 from vestige.errors import ConfigError, PrivacyError
 from vestige.forecast import coming_events, lots_left
 from vestige.groups import partition
 from vestige.guard import BudgetGuard
-from vestige.ledger import Ledger
-from vestige.ledger_file import Account, LedgerFile, common_data
+from vestige.ledger import Ledger, together
+from vestige.ledger_file import Account, LedgerFile, common_data, opened_here
+from vestige.ledger_file import read as read_ledger
+from vestige.lineage import Things, Trace
 from vestige.methods import METHODS, Method, planned_charges, query_weight, resolve
 from vestige.noise import GroupNoise, NoiseScale, noise_scales, shaped
 from vestige.plan import ADJACENCY, PrivacyPlan, check_count, lots_per_epoch, sampling_rate
@@ -37,6 +39,10 @@ from vestige.schedule import Schedule, constant
 from vestige.validation import check_criterion, check_model, check_optimizer
 
 REPEATABLE = "repeatable noise: not private towards anyone who knows the seed"
+REPEATABLE_BEFORE = (
+    "another run on the ledger was in test mode: what all of them released is not private towards "
+    "anyone who knows its seed"
+)
 
 
 class PrivacyEngine:
@@ -44,11 +50,16 @@ class PrivacyEngine:
 
     Guarantee: after any number of steps, everything the loop has released (the weights, and all
     that is computed from them) is (epsilon, delta)-differentially private for adding or removing
-    one record (or what `plan.adjacency` says), with epsilon = `get_epsilon(delta)`, provided that
+    one record (or what `adjacency` says), with epsilon = `get_epsilon(delta)`, provided that
     each row's loss depends on that row alone and that `noise_seed` was not used. Dropout inside the
     model and augmentation in the loader draw from the run's secret key, whatever seeds are set.
     What the loop itself does with batches, such as printing training losses or drawing random
     numbers outside of `secret_randomness()`, is outside the guarantee.
+
+    `ledger` is that of another engine, or a file, that this one composes with. An engine without
+    one that is given a model or an optimizer that another engine of this process has trained takes
+    that engine's place and goes on with its ledger; `caveats` says so, and tells of engines on the
+    same data.
 
     Papers: Abadi et al. 2016 (arXiv 1607.00133); accounting by Google's dp-accounting.
     """
@@ -65,6 +76,9 @@ class PrivacyEngine:
         self.accountant = accounting.accountant_name(accountant)
         self._secure, self._seed, self._noise_seed = secure_mode, seed, noise_seed
         self._ledger = ledger if isinstance(ledger, Ledger) else Ledger()
+        self._ledger_given = ledger is not None
+        self._things: Things | None = None
+        self._inherited = 0  # releases of engines before, on whose ledger this one goes on
         # Opened when everything else is right, so that a refused setting leaves no lock behind.
         self._ledger_path = None if isinstance(ledger, Ledger) else ledger
         self._name = secrets.token_hex(8)  # of this run on its ledger
@@ -116,8 +130,8 @@ class PrivacyEngine:
         """
         if self._run is not None:
             raise ConfigError(
-                "make_private was called before on this engine: one engine guards one run. Make a "
-                "new PrivacyEngine for another model."
+                "make_private was called before on this engine: one engine guards one run. For "
+                "another model on the same data make PrivacyEngine(ledger=engine.ledger)."
             )
         if not poisson_sampling:
             raise ConfigError(
@@ -194,6 +208,8 @@ class PrivacyEngine:
             private=chosen.private,
         )
         self._noise_seed_used = self._noise_seed if noise_seed is None else noise_seed
+        things = Things.of(module, optimizer, data_loader.dataset)
+        self._join(things, module, optimizer)
         run = assemble(
             plan,
             chosen,
@@ -218,14 +234,19 @@ class PrivacyEngine:
         )
         if max_epsilon is not None:
             run.guard = BudgetGuard(max_epsilon, delta, self.accountant, run)
-        self._facts = {"name": data_name, "records": size, **row_facts(data_loader.dataset)}
+        self._facts = {
+            "name": data_name,
+            "records": size,
+            **checkpoint.row_facts(data_loader.dataset),
+        }
         if self._ledger.file:
             run.door.account = self._account(self._ledger.file, run)
         elif self._ledger_path is not None:
             self._open_ledger(Path(self._ledger_path), run)
         self._ledger.engines += 1
         run.attach()
-        self._run = run
+        self._run, self._things = run, things
+        things.leave(Trace(self._name, self._ledger, run.door.own, weakref.ref(run)))
         return module, optimizer, PrivateLoader(data_loader, run.lots, run.hand_out, module)
 
     def make_private_with_epsilon(
@@ -242,12 +263,18 @@ class PrivacyEngine:
         method: str | Method = "dp-sgd",
         dataset_size: int | None = None,
         sample_rate: Schedule | None = None,
+        resume: str | Path | None = None,
         **options: Any,
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         """`make_private` with the noise solved for: `target_epsilon` after `epochs` (or `steps`).
 
-        Guarantee: the epsilon reported by this engine after that many lots is at most the target:
-        the same accountant and the same event calibrate and report.
+        What the ledger holds before counts: the target is for everything on it together. `resume`
+        is the checkpoint that `load_checkpoint` will go on from, if it is there: the noise is then
+        the one that was solved for when that run began.
+
+        Guarantee: the epsilon reported by this engine after that many lots is at most the target,
+        as long as no other engine charges the same ledger meanwhile: the same accountant and the
+        same events calibrate and report.
         """
         if (epochs is None) == (steps is None):
             raise ConfigError(
@@ -278,8 +305,17 @@ class PrivacyEngine:
             rate,
             steps,
         )
-        noise, _ = accounting.noise_for(target_epsilon, target_delta, charges, self.accountant)
-        return self.make_private(
+        if resume is not None and Path(resume).exists():
+            noise, earlier = checkpoint.saved_noise(Path(resume)), None
+        else:
+            self._join(Things.of(module, optimizer, data_loader.dataset), module, optimizer)
+            earlier = self._ledger.merged()
+            if self._ledger_path is not None and Path(self._ledger_path).exists():
+                earlier = read_ledger(Path(self._ledger_path)).events
+            noise, _ = accounting.noise_for(
+                target_epsilon, target_delta, charges, self.accountant, earlier
+            )
+        made = self.make_private(
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
@@ -291,6 +327,35 @@ class PrivacyEngine:
             steps=steps,
             **{"delta": target_delta} | options,
         )
+        if earlier is not None and self._ledger.merged() != earlier:
+            self.detach()
+            raise ConfigError(
+                f"the ledger was charged by another run while the noise was solved for: it holds "
+                f"{self._ledger.steps} releases now. Call make_private_with_epsilon of a new "
+                "engine, and they will be counted."
+            )
+        return made
+
+    def _join(self, things: Things, module: nn.Module, optimizer: Optimizer) -> None:
+        """Choose the ledger, and take the place of engines on the same model or optimizer."""
+        file = self._ledger.file
+        if file and file.closed:
+            self._ledger, self._ledger_path = Ledger(), file.path  # of an engine that has ended
+        if self._ledger_path is not None:
+            shared = opened_here(Path(self._ledger_path))
+            if shared and shared.ledger:
+                self._ledger, self._ledger_path = shared.ledger, None
+        held = self._ledger
+        held.engines += 1  # the last engine that leaves would close its file
+        try:
+            for trace in things.trained_by():
+                trace.make_room(module, optimizer)
+        finally:
+            held.engines -= 1
+        if not self._ledger_given:
+            self._ledger = things.ledger_before() or held
+        if self._ledger is not held:
+            self._inherited = self._ledger.steps
 
     def keep_ledger(self, path: str | Path, create: bool = True) -> None:
         """Keep the ledger in this file, before the first release; as PrivacyEngine(ledger=...).
@@ -324,11 +389,16 @@ class PrivacyEngine:
             "method": run.plan.method,
             "steps": run.plan.steps,
             "adjacency": run.plan.adjacency,
+            "test_mode": run.repeatable,
         }
         # A crash charges the open block: at most a fiftieth of the plan.
         block = min(64, max(1, (run.plan.steps or 800) // 50))
         return file.account(
-            run.door.run, about, block, lambda lots: coming_events(run, min(lots, lots_left(run)))
+            run.door.run,
+            about,
+            block,
+            lambda lots: coming_events(run, min(lots, lots_left(run))),
+            run.door.session,
         )
 
     # -- while training ---------------------------------------------------------------------
@@ -385,7 +455,7 @@ class PrivacyEngine:
         """Epsilon of everything released so far, at `delta`, by this engine's accountant.
 
         Guarantee: an upper bound (PLD rounds up; RDP is a bound by construction) for adding or
-        removing one record, or for what `plan.adjacency` says.
+        removing one record, or for what `adjacency` says.
         """
         name = self.accountant if accountant is None else accounting.accountant_name(accountant)
         return accounting.epsilon(self._ledger.merged(), delta, name)
@@ -453,6 +523,12 @@ class PrivacyEngine:
         return self._ledger.steps - self.charged
 
     @property
+    def adjacency(self) -> str:
+        """What neighbouring data are, for everything on the ledger together."""
+        run = self._attached()
+        return together([run.door.facts, self._ledger.facts()]).adjacency
+
+    @property
     def plan(self) -> PrivacyPlan:
         """The public facts of the run."""
         return self._attached().plan
@@ -470,11 +546,13 @@ class PrivacyEngine:
             found.append(f"no guarantee: {METHODS[run.plan.method].guarantee}")
         if run.repeatable:
             found.append(REPEATABLE)
+        if self._ledger.facts(but=run.door.run).test_mode:
+            found.append(REPEATABLE_BEFORE)
         multipliers = run.plan.noise_multiplier
         if 0 in (multipliers if isinstance(multipliers, tuple) else (multipliers,)):
             found.append("no noise: nothing is private, epsilon is infinite")
-        if run.plan.adjacency != ADJACENCY:
-            found.append(f"epsilon holds for another adjacency: {run.plan.adjacency}")
+        if self.adjacency != ADJACENCY:
+            found.append(f"epsilon holds for another adjacency: {self.adjacency}")
         if run.plan.count_noise == 0:
             found.append("no noise on the counts: nothing is private, epsilon is infinite")
         shared = {shape for shape in run.capture.tracker.shared.values() if shape}
@@ -490,7 +568,25 @@ class PrivacyEngine:
                 f"the number of records, {run.plan.dataset_size}, is treated as public (it was not "
                 "declared as dataset_size=...)"
             )
-        return found
+        return found + self._lineage(run)
+
+    def _lineage(self, run: Run) -> list[str]:
+        """What epsilon contains of other engines' releases, and what it leaves out."""
+        found = []
+        if self._inherited:
+            found.append(
+                "this model or its optimizer was trained before by another engine of this process: "
+                f"the {self._inherited} releases on its ledger are part of epsilon"
+                + ("" if self._ledger.file else " (they are on no file that knows of this run)")
+            )
+        if run.gap:
+            found.append(
+                "the run went on from a saved state without a ledger file: what was released after "
+                "that state was saved is part of epsilon only as far as this process knows of it "
+                "(keep a file, PrivacyEngine(ledger=FILE))"
+            )
+        assert self._things is not None
+        return found + self._things.left_out_of(self._ledger)
 
     # -- saving -----------------------------------------------------------------------------
 

@@ -90,7 +90,8 @@ class Groups:
             raise PrivacyError(
                 f"the set of trainable parameters changed after make_private ({change}). The clip "
                 "bound and the noise were fixed for the old set: freeze or unfreeze parameters "
-                "first, then make a new PrivacyEngine and call make_private."
+                "first, then call make_private of a new PrivacyEngine(ledger=engine.ledger), "
+                "which goes on counting."
             )
 
 

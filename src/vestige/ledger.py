@@ -10,11 +10,13 @@ nothing of data, models or epsilon; accounting.py turns its events into epsilon.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import ConfigError, PrivacyError
+from vestige.plan import ADJACENCY, common_adjacency
 
 if TYPE_CHECKING:
     from vestige.ledger_file import Account, LedgerFile
@@ -57,6 +59,22 @@ class Event:
             )
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What a claim over several runs has to say beside epsilon."""
+
+    adjacency: str = ADJACENCY
+    test_mode: bool = False  # a chosen seed made the lots and the noise of one of them
+
+
+@dataclass(frozen=True)
+class Spending:
+    """One run on a ledger: the facts of its claim and its own charges."""
+
+    facts: Facts
+    own: Ledger
+
+
 class Ledger:
     """Append-only record of releases: of one run, or of several on the same data.
 
@@ -70,6 +88,12 @@ class Ledger:
     def __init__(self, file: LedgerFile | None = None) -> None:
         self.file = file
         self._runs: list[Event] = list(file.content.events) if file else []
+        if file:
+            file.ledger = self
+        self.runs: dict[str, Spending] = {}  # those that have charged it in this process, by name
+        self.inherited = Facts()  # of runs that a saved state has brought along
+        # The engines that have charged it, with their own charges; of a copy, how many there were.
+        self._sessions: dict[str, Ledger | int] = {}
         self.engines = 0  # how many in this process have it
         self.pending: dict[str, Sequence[Event]] = {}  # lots that are handed out, not yet charged
 
@@ -80,14 +104,55 @@ class Ledger:
         made._runs = list(events)
         return made
 
+    def copy(self) -> Ledger:
+        """A ledger without a file that holds the same charges of the same runs."""
+        made = Ledger()
+        made.take(self)
+        return made
+
+    def take(self, other: Ledger) -> None:
+        """Compose with what is on another ledger, where there is no file."""
+        self.add(other.events)
+        self.runs |= other.runs
+        if other.file:  # engines on it that are not in this process any more have ended
+            self._sessions |= dict.fromkeys(other.file.content.sessions, sys.maxsize)
+        for session, own in other._sessions.items():
+            self._sessions[session] = own if isinstance(own, int) else own.steps
+        self.inherited = together([self.inherited, other.facts()])
+
+    def spends(self, session: str, run: str, spending: Spending) -> None:
+        """That engine charges this ledger for that run, from now on."""
+        self._sessions[session] = spending.own
+        self.runs[run] = spending
+
+    def has_all(self, session: str, charges: int) -> bool:
+        """Whether these charges of an engine, all that it has made so far, are here."""
+        known = self._sessions.get(session, -1)
+        on_file = self.file is not None and session in self.file.content.sessions
+        return on_file or isinstance(known, Ledger) or charges <= known
+
+    def facts(self, but: str = "") -> Facts:
+        """What holds for all runs with a charge, without the one named `but`."""
+        found = [self.inherited]
+        if self.file:
+            found += [
+                run.facts
+                for run in self.file.content.runs.values()
+                if run.events and run.run != but
+            ]
+        found += [one.facts for run, one in self.runs.items() if run != but]
+        return together(found)
+
     def keep_in(self, file: LedgerFile) -> None:
-        """From now on, have `file` behind this ledger, which has no charges yet."""
-        if self._runs or self.file:
+        """From now on, have `file` behind this ledger, whose charges it has, if there are any."""
+        known = self._sessions and set(self._sessions) <= file.content.sessions
+        if self.file or (self._runs and not known):
             raise PrivacyError(
                 f"this ledger already holds {self.steps} releases or has a file: name the file "
                 "before the first release."
             )
         self.file, self._runs = file, list(file.content.events)
+        file.ledger = self
 
     def charge(
         self, sample_rate: float, noise_multiplier: float, account: Account | None = None
@@ -152,10 +217,25 @@ class Ledger:
                 f"this ledger already holds {self.steps} releases and loading would forget them: "
                 "load the state into a fresh ledger before the first release"
             )
+        self._sessions[""] = 0  # of no engine that a file could know
         self._runs = loaded
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Let what was charged elsewhere compose with what is here, where there is no file."""
+        if self.file:
+            raise PrivacyError("a ledger with a file is charged by a run that is on it.")
+        self._runs.extend(events)
 
     def __repr__(self) -> str:
         return f"Ledger(steps={self.steps}, events={len(self._runs)})"
+
+
+def together(facts: Iterable[Facts]) -> Facts:
+    """A claim over several runs is as weak as the weakest of theirs."""
+    known = list(facts)
+    return Facts(
+        common_adjacency(one.adjacency for one in known), any(one.test_mode for one in known)
+    )
 
 
 def merge(events: Iterable[Event]) -> tuple[Event, ...]:

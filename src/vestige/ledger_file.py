@@ -11,12 +11,14 @@ run that is killed gives nothing back, so a crash charges the whole open block.
     digest    test mode: the hash of something released, so that a replay can be compared
 
 Every line carries the hash of all lines before it, so a line that was changed, removed or moved is
-found. A last line without its end was never durable, paid for nothing, and is dropped.
+found. A last line without its end was never durable, paid for nothing, and is dropped; a file that
+does not begin as a ledger is refused and left as it is.
 
 Guarantee: the events read from the file are at least those whose noise was drawn, whenever the
-process or the machine died, as long as the disk keeps what it has confirmed. Nothing protects
-against somebody who deletes the file or cuts whole lines off its end; a checkpoint that knows of
-more spending than the file is refused (`Ledger.load_state_dict`).
+process or the machine died, as long as the disk keeps what it has confirmed. A file that is
+removed, replaced or changed under a run stops it at the next charge. Nothing protects against
+somebody who does so between two runs; a checkpoint that knows of more spending than the file is
+refused (`Ledger.load_state_dict`).
 """
 
 from __future__ import annotations
@@ -29,16 +31,21 @@ import json
 import math
 import os
 import secrets
+import stat
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vestige.errors import ConfigError, PrivacyError, StorageError
+from vestige.errors import ConfigError, PrivacyError, StorageError, VestigeError
 from vestige.files import sync_folder, write_all
-from vestige.ledger import Event, merge
-from vestige.plan import ADJACENCY, common_adjacency
+from vestige.ledger import Event, Facts, merge, together
+from vestige.plan import ADJACENCY
+
+if TYPE_CHECKING:
+    from vestige.ledger import Ledger
 
 _VERSION = 1
 _FIELDS = {
@@ -48,6 +55,9 @@ _FIELDS = {
     "digest": {"run", "of", "hash"},
 }
 Forecast = Callable[[int], Sequence[Event]]
+# How every line begins that `LedgerFile.append` writes, and the first one in particular.
+_BEGINNINGS = tuple(f'{{"kind": "{kind}", '.encode() for kind in _FIELDS)
+_FIRST = _BEGINNINGS[0] + f'"version": {_VERSION}, "run": "'.encode()
 
 
 @dataclass
@@ -58,6 +68,13 @@ class Spending:
     about: dict[str, Any] = field(default_factory=dict)
     blocks: dict[str, tuple[Event, ...]] = field(default_factory=dict)  # by the hash of the line
     openings: int = 0
+    noted: bool = False  # whether digests of releases were noted, as in test mode
+
+    @property
+    def facts(self) -> Facts:
+        """What a claim that contains this run has to say."""
+        adjacency = str(self.about.get("adjacency", ADJACENCY))
+        return Facts(adjacency, self.noted or bool(self.about.get("test_mode")))
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -71,6 +88,7 @@ class Content:
 
     runs: dict[str, Spending] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)  # of releases in test mode, by name
+    sessions: set[str] = field(default_factory=set)  # which engines have charged it
     last: str = ""  # the hash of the last whole line
     length: int = 0  # bytes up to the end of the last whole line
     open_end: bool = False  # whether that line lacks its end
@@ -80,10 +98,16 @@ class Content:
         """The events of all runs, merged: they compose."""
         return merge(event for run in self.runs.values() for event in run.events)
 
+    @property
+    def facts(self) -> Facts:
+        """What holds for all runs with a charge."""
+        return together(run.facts for run in self.runs.values() if run.events)
+
 
 def read(path: Path) -> Content:
     """What a ledger file says; ConfigError for one that is damaged or is no ledger."""
     try:
+        _check_kind(path, path.stat())
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(
@@ -93,24 +117,50 @@ def read(path: Path) -> Content:
     return _parse(data, path)
 
 
+_OPEN: list[LedgerFile] = []  # those that this process has
+
+
+def opened_here(path: Path) -> LedgerFile | None:
+    """The ledger file at `path`, if this process has it open already."""
+    with contextlib.suppress(OSError):
+        there = path.stat()
+        for file in _OPEN:
+            if file.is_at(there):
+                return file
+    return None
+
+
 class LedgerFile:
     """A ledger file that this process has: locked, appended to, and never taken back.
 
     Whatever interrupts a write, the file stays whole lines, and what this object believes is read
-    again from the disk before it is used.
+    again from the disk before it is used. `ledger` is the one that has this file behind it.
     """
 
     def __init__(self, path: str | Path, create: bool = True) -> None:
         self.path = Path(path).absolute()
         self._process, self._closed, self._doubtful = os.getpid(), False, False
         self._accounts: list[Account] = []
+        self.ledger: Ledger | None = None
+        self._seen = (0, 0)
         self._file = _open_locked(self.path, create)
         try:
             self._read()
         except BaseException:
             self._let_go()
             raise
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
+        _OPEN.append(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was given back."""
+        return self._closed
+
+    def is_at(self, there: os.stat_result) -> bool:
+        """Whether this process has the file that `there` tells of."""
+        ours = self._process == os.getpid() and not self._closed
+        return ours and os.path.samestat(there, os.fstat(self._file))
 
     def has_open(self, run: str, but: Account) -> bool:
         """Whether another engine of this process is that run."""
@@ -127,9 +177,10 @@ class LedgerFile:
         about: Mapping[str, Any] | None = None,
         block: int = 16,
         forecast: Forecast | None = None,
+        session: str | None = None,
     ) -> Account:
-        """The account of one run on this file."""
-        account = Account(self, run, dict(about or {}), block, forecast)
+        """The account of one run on this file; `session` names the engine."""
+        account = Account(self, run, dict(about or {}), block, forecast, session)
         self._accounts.append(account)
         return account
 
@@ -142,8 +193,16 @@ class LedgerFile:
                 account.settle()
         finally:
             self._closed = True
+            self._accounts.clear()  # they hold the runs, and with them the models
             self._let_go()
-            atexit.unregister(self.close)
+            _OPEN.remove(self)
+            atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        try:
+            self.close()
+        except VestigeError as error:
+            print(f"vestige: warning: {error}", file=sys.stderr)  # nobody is there to catch it
 
     def check(self) -> None:
         """Refuse to go on with a file that was closed or belongs to another process."""
@@ -154,14 +213,39 @@ class LedgerFile:
             )
         if self._closed:
             raise PrivacyError(
-                f"the ledger {str(self.path)!r} was closed: make a new PrivacyEngine for a new run."
+                f"the ledger {str(self.path)!r} was closed: make a new PrivacyEngine(ledger=...) "
+                "on it for a new run."
             )
+        self._check_place()
         if self._doubtful:
             # A write was interrupted: what is on the disk counts, and all of every open block.
             self._read()
             for account in self._accounts:
                 account.forget()
             self._doubtful = False
+        elif self._seen != self._stamp():
+            # Somebody else has touched it: the same lines must still be there.
+            known = self.content.last, self.content.length
+            now = _parse(self._bytes(), self.path)
+            if (now.last, now.length) != known or now.open_end:
+                raise self._gone("changed")
+            self._seen = self._stamp()
+
+    def _check_place(self) -> None:
+        """Refuse to charge a file that nobody will find at its path any more."""
+        try:
+            there = self.path.stat()
+        except OSError:
+            raise self._gone("removed") from None
+        if not self.is_at(there):
+            raise self._gone("replaced")
+
+    def _gone(self, how: str) -> PrivacyError:
+        return PrivacyError(
+            f"the ledger {str(self.path)!r} was {how} while a run charges it: nothing more is "
+            "released. Put the run's own file back and go on from a checkpoint; without it, treat "
+            "the data as spent."
+        )
 
     def append(self, lines: Sequence[Mapping[str, Any]], durable: bool = True) -> str:
         """Add lines, on the disk when this returns, or none of them; the hash of the last."""
@@ -189,18 +273,27 @@ class LedgerFile:
             content.last = _chain(content.last, line)
             _take(content, line, content.last)
         content.length += len(text)
-        self._doubtful = False
+        self._seen, self._doubtful = self._stamp(), False
         return content.last
+
+    def _stamp(self) -> tuple[int, int]:
+        """What changes when somebody else writes to the file."""
+        now = os.fstat(self._file)
+        return now.st_size, now.st_mtime_ns
+
+    def _bytes(self) -> bytes:
+        """What the file holds, also where its name is another's by now."""
+        return os.pread(self._file, os.fstat(self._file).st_size, 0)
 
     def _read(self) -> None:
         """Take what is on the disk, and cut off the beginning of a line that never was durable."""
-        content = read(self.path)
+        content = _parse(self._bytes(), self.path)
         if content.length < os.fstat(self._file).st_size:
             self._cut(content.length)
         if content.open_end:
             write_all(self._file, b"\n")
             content.length, content.open_end = content.length + 1, False
-        self.content = content
+        self.content, self._seen = content, self._stamp()
 
     def _cut(self, length: int) -> None:
         os.ftruncate(self._file, length)
@@ -227,8 +320,11 @@ class Account:
         about: dict[str, Any],
         block: int,
         forecast: Forecast | None,
+        session: str | None = None,
     ) -> None:
         self.file, self.run, self.about = file, run, about
+        # Two copies of a run that both go on must not look like one.
+        self.session = session or secrets.token_hex(8)
         self.block, self.forecast = block, forecast
         self._left: Counter[tuple[float, float]] = Counter()
         self._used: Counter[tuple[float, float]] = Counter()
@@ -317,8 +413,7 @@ class Account:
             "kind": "open",
             "version": _VERSION,
             "run": self.run,
-            # Two copies of a run that both go on must not look like one.
-            "session": secrets.token_hex(8),
+            "session": self.session,
             "about": self.about,
         }
 
@@ -332,17 +427,23 @@ def merge_files(paths: Sequence[Path], out: Path) -> Content:
     """
     if len(paths) < 2:
         raise ConfigError("merge needs at least two ledgers: give their paths.")
-    if out.exists():
+    if os.path.lexists(out):
         raise ConfigError(f"{str(out)!r} exists: a ledger is never overwritten; give a new path.")
     merged: dict[str, Spending] = {}
     for path in paths:
         for run in read(path).runs.values():
-            known = merged.setdefault(run.run, Spending(run.run, run.about))
+            known = merged.setdefault(run.run, Spending(run.run, dict(run.about)))
+            _add_session(known, run.about)
+            known.noted |= run.noted
             for line, block in run.blocks.items():
                 known.blocks[line] = _larger(known.blocks.get(line, ()), block)
-    about = {"data": common_data(run.about for run in merged.values()), "merged": sorted(merged)}
-    kinds = [str(run.about.get("adjacency", ADJACENCY)) for run in merged.values()]
-    about["adjacency"] = common_adjacency(kinds)
+    facts = together(run.facts for run in merged.values())
+    about = {
+        "data": common_data(run.about for run in merged.values()),
+        "merged": sorted(merged),
+        "adjacency": facts.adjacency,
+        "test_mode": facts.test_mode,
+    }
     file = LedgerFile(out)
     account = file.account(_chain("", {"merged": sorted(merged)})[:16], about)
     events = merge(event for run in merged.values() for event in run.events)
@@ -372,10 +473,22 @@ def _larger(one: tuple[Event, ...], other: tuple[Event, ...]) -> tuple[Event, ..
     return merge(Event(rate, noise, n) for (rate, noise), n in counts.items())
 
 
+def _check_kind(path: Path, found: os.stat_result) -> None:
+    """Refuse what is no ordinary file: it keeps nothing, or waits for somebody for ever."""
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or a socket"
+        raise ConfigError(
+            f"the ledger {str(path)!r} is {kind}, not a file that keeps what is written to it: "
+            "give the path of a ledger, or one where nothing is yet."
+        )
+
+
 def _open_locked(path: Path, create: bool) -> int:
     try:
         new = not path.exists()
-        flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
+        if not new:
+            _check_kind(path, path.stat())  # before it is opened: a device may do something
+        flags = os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | (os.O_CREAT if create else 0)
         file = os.open(path, flags, 0o644)
     except FileNotFoundError as error:
         raise ConfigError(
@@ -388,7 +501,11 @@ def _open_locked(path: Path, create: bool) -> int:
             "folder that can be written."
         ) from error
     try:
+        _check_kind(path, os.fstat(file))
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ConfigError:
+        os.close(file)
+        raise
     except OSError:
         os.close(file)
         raise ConfigError(
@@ -422,19 +539,33 @@ def _chain(last: str, line: Mapping[str, Any]) -> str:
 def _parse(data: bytes, path: Path) -> Content:
     content = Content()
     *lines, rest = data.split(b"\n")
+    if not data.startswith(_BEGINNINGS) and not _FIRST.startswith(data):
+        raise ConfigError(
+            f"line 1 of {str(path)!r} is not that of a ledger: the file was left as it is. Give "
+            "the ledger.jsonl of a run, or a path where nothing is yet."
+        )
     for number, text in enumerate(lines, start=1):
         try:
             _add(content, json.loads(text))
         except _NO_LINE:
             raise _damaged(path, number) from None
         content.length += len(text) + 1
-    # The beginning of a line was never durable. A whole one may have been: it counts, and where
-    # its end was changed into something else the file is damaged.
     try:
         line, end = json.JSONDecoder().raw_decode(rest.decode())
+    except _NO_LINE:
+        # The beginning of a line was never durable. Anything else is not from here, except for
+        # the zeros that a file system may leave where it lost power.
+        possible = _BEGINNINGS if lines else (_FIRST,)
+        begun = any(rest.startswith(b) or b.startswith(rest) for b in possible)
+        if begun or not rest.strip(b"\0"):
+            return content
+        raise _damaged(path, len(lines) + 1) from None
+    # A whole line may have been durable: it counts, and where it or its end was changed into
+    # something else the file is damaged.
+    try:
         _add(content, line)
     except _NO_LINE:
-        return content
+        raise _damaged(path, len(lines) + 1) from None
     if end < len(rest.decode()):
         raise _damaged(path, len(lines) + 1)
     content.length, content.open_end = content.length + len(rest), True
@@ -459,6 +590,13 @@ def _damaged(path: Path, number: int) -> ConfigError:
     )
 
 
+def _add_session(spending: Spending, about: Mapping[str, Any]) -> None:
+    """A run is as private as the least private of its sessions."""
+    facts = together([spending.facts, Spending(spending.run, dict(about)).facts])
+    if facts != Facts():
+        spending.about |= {"adjacency": facts.adjacency, "test_mode": facts.test_mode}
+
+
 def _take(content: Content, line: Mapping[str, Any], chain: str) -> None:
     """Add one line to the content; ValueError and the like for one that cannot be there."""
     kind, run = line["kind"], line["run"]
@@ -467,7 +605,9 @@ def _take(content: Content, line: Mapping[str, Any], chain: str) -> None:
     if kind == "open":
         if line["version"] != _VERSION or not isinstance(line["about"], dict):
             raise ValueError
-        spending = content.runs.setdefault(run, Spending(run, line["about"]))
+        spending = content.runs.setdefault(run, Spending(run, dict(line["about"])))
+        _add_session(spending, line["about"])
+        content.sessions.add(str(line["session"]))
         spending.openings += 1
         return
     spending = content.runs[run]
@@ -475,6 +615,7 @@ def _take(content: Content, line: Mapping[str, Any], chain: str) -> None:
         if not isinstance(line["of"], str) or not isinstance(line["hash"], str):
             raise ValueError
         content.digests[line["of"]] = line["hash"]
+        spending.noted = True
         return
     events = merge(_event(row) for row in line["events"])
     if kind == "reserve":

@@ -28,7 +28,7 @@ from torch import Tensor
 from vestige.accounting import Charge
 from vestige.errors import PrivacyError
 from vestige.groups import Groups
-from vestige.ledger import Event, Ledger
+from vestige.ledger import Event, Facts, Ledger, Spending
 from vestige.noise import NoiseScale
 from vestige.randomness import COUNTS, FIRST_LOOK, MEASURE, NOISE, Randomness
 
@@ -140,6 +140,7 @@ class Door:
         distortion: Distortion | None = None,
         private: bool = True,
         run: str = "",
+        facts: Facts | None = None,
     ) -> None:
         self._scales = (noise,) if isinstance(noise, NoiseScale) else tuple(noise)
         self._randomness, self.ledger = randomness, ledger
@@ -154,6 +155,8 @@ class Door:
         self._last_look = -1  # the last lot that had a first look
         self.steps = 0
         self.run = run  # the name of this run on the ledger
+        self.session = run  # that of this engine: a run that goes on keeps its name, not its engine
+        self.facts = facts or Facts()
         self.own = Ledger()  # the charges of this run alone
         self.account: Account | None = None  # where the ledger has a file
         self.lost = 0  # how many of the own charges paid for releases that a crash has lost
@@ -200,6 +203,7 @@ class Door:
         return Event(event.sample_rate, 0.0 if leaks else event.noise_multiplier)
 
     def _write(self, event: Event) -> None:
+        self.ledger.spends(self.session, self.run, Spending(self.facts, self.own))
         self.ledger.charge(event.sample_rate, event.noise_multiplier, self.account)
         self.own.charge(event.sample_rate, event.noise_multiplier)
         self.ledger.pending.pop(self.run, None)

@@ -106,6 +106,7 @@ class Run:
         self.guard: BudgetGuard | None = None
         self.begun = False  # whether a lot was handed out
         self.gave_up = False  # whether one was abandoned
+        self.gap = False  # whether it was once taken up from a state without a ledger file
         self._depth = 0  # how many calls of optimizer.step() are under way, one inside the other
         self._gated_from: int | None = None
         self._gradient = watch.groups.buffer()
@@ -131,9 +132,7 @@ class Run:
 
     def detach(self) -> None:
         """Take the hooks off."""
-        if not self._detached:
-            self._leave_ledger()
-        self._detached = True
+        leaves, self._detached = not self._detached, True
         self.capture.detach()
         if self.parts.rate:
             self.parts.rate.restore(self.optimizer)
@@ -141,6 +140,13 @@ class Run:
             self.ascent.return_home()
         for hook in self._hooks:
             hook.remove()
+        if leaves:
+            self._leave_ledger()  # last: a ledger file that is gone raises
+
+    @property
+    def detached(self) -> bool:
+        """Whether the hooks were taken off."""
+        return self._detached
 
     def _leave_ledger(self) -> None:
         """The last engine that leaves a ledger lets its file go."""
@@ -178,8 +184,9 @@ class Run:
         """The loader gives `batch` to the loop."""
         if self._detached:
             raise PrivacyError(
-                "the engine was detached: its loader does not go on feeding an ordinary loop. Use "
-                "the original DataLoader, or call make_private on a new engine."
+                "the engine was detached, or a new one has taken its place: its loader does not go "
+                "on feeding an ordinary loop. Use the original DataLoader, or make_private of "
+                "PrivacyEngine(ledger=engine.ledger)."
             )
         if self.parts.rate:
             self.parts.rate.restore(self.optimizer)  # of a step that failed

@@ -15,6 +15,8 @@ from typing import Any
 from vestige.errors import ConfigError, StorageError
 from vestige.files import replace_file
 
+LEDGER = "ledger.jsonl"
+
 
 class RunFolder:
     """The folder of a run. Files appear whole or not at all.
@@ -109,6 +111,27 @@ class ExistingFolder(RunFolder):
 
     def __enter__(self) -> ExistingFolder:
         return self
+
+
+def run_ledger(folder: Path, saved: Path | str | None, named: Path | str | None) -> Path:
+    """The ledger of the run in `folder`, whose checkpoint has `saved` its path.
+
+    The folder may be somebody else's, so it can name files inside itself and no others: those have
+    to be `named` by whoever asks.
+    """
+    if named is not None:
+        return Path(named)
+    path = folder / LEDGER if saved is None else Path(saved)
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):
+        inside = False
+    if not inside:
+        raise ConfigError(
+            f"the run in {str(folder)!r} has its ledger outside of its folder: if {str(path)!r} is "
+            "yours, name it with --ledger (in Python, ledger=...)."
+        )
+    return path
 
 
 def check_out(folder: Path, fresh: bool) -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from vestige import checkpoint
 from vestige.errors import ConfigError, PrivacyError, VestigeError
-from vestige.ledger import Event, Ledger
+from vestige.ledger import Event, Facts, Ledger, Spending, together
 from vestige.run import Parts, Run
 
 _VERSION = 2
@@ -28,6 +29,7 @@ _STATE = {"run", "plan", "ledger", "own", *_COUNTS, *_FACTS, "memory", *Parts().
 
 def state_of(run: Run) -> dict[str, Any]:
     """Plan, ledger and position as plain JSON types, and tensors of past releases."""
+    others = run.door.ledger.facts(but=run.door.run)
     return {
         "memory": run.memory.state_dict() if run.memory else None,
         **{k: part.state_dict() if part else None for k, part in run.parts.saved().items()},
@@ -41,6 +43,9 @@ def state_of(run: Run) -> dict[str, Any]:
         "next_lot": run.lots.next_lot,
         "repeatable_noise": run.repeatable,
         "ledger_file": run.door.account is not None,
+        **({"others": asdict(others)} if others != Facts() else {}),
+        # Without a file, whoever goes on from here makes a new gap anyway.
+        **({"gap": True} if run.gap and run.door.account else {}),
     }
 
 
@@ -52,20 +57,21 @@ def load_state(run: Run, state: Mapping[str, Any]) -> None:
     parts = [(part, state[name]) for name, part in run.parts.saved().items() if part]
     for part, saved in parts:
         part.check_state(saved)
+    others = _others(state)
     own = _own_charges(run, state)
-    run.door.ledger.load_state_dict(state["ledger"])  # refuses before it changes anything
+    own = _take_charges(run, state, own)  # refuses before it changes anything
     if run.memory:
         run.memory.load_state_dict(state["memory"])
     for part, saved in parts:
         part.load_state_dict(saved)
     run.door.steps, run.lots.next_lot = state["released"], state["next_lot"]
     run.coming_lot = state["next_lot"]
-    _continue_ledger(run, state, own)
+    repeated = run.repeatable and bool(state["repeatable_noise"])
+    run.repeatable = run.repeatable or bool(state["repeatable_noise"])
+    _continue_ledger(run, state, own, others)
     run.gave_up = state["next_lot"] > state["released"]
     if run.door.correlation:
-        repeatable = run.repeatable and bool(state["repeatable_noise"])
-        run.door.correlation.continue_from(state["next_lot"], repeatable)
-    run.repeatable = run.repeatable or bool(state["repeatable_noise"])
+        run.door.correlation.continue_from(state["next_lot"], repeated)
 
 
 def save(
@@ -183,13 +189,53 @@ def _key(event: Event) -> tuple[float, float]:
     return event.sample_rate, event.noise_multiplier
 
 
-def _continue_ledger(run: Run, state: Mapping[str, Any], own: Ledger) -> None:
+def _take_charges(run: Run, state: Mapping[str, Any], own: Ledger) -> Ledger:
+    """Have what the state knows of on the ledger; the run's own charges that are then there.
+
+    A ledger without a file that another engine of this process has charged for the same run knows
+    of more than the state: it stays as it is. One with charges of other runs gets those of the
+    state beside them.
+    """
+    ledger = run.door.ledger
+    if ledger.file or not ledger.steps or ledger.engines > 1:
+        ledger.load_state_dict(state["ledger"])
+        return own
+    whole, before = _saved(state["ledger"]), ledger.runs.get(state["run"])
+    alone = _counts(whole) == _counts(own)
+    if before is not None and alone and _counts(own) <= _counts(before.own):
+        return Ledger.of(before.own.events)
+    ledger.add(whole.events)
+    return own
+
+
+def _others(state: Mapping[str, Any]) -> Facts:
+    """What the state says of other runs on its ledger; nothing where there is nothing to say."""
+    try:
+        facts = Facts(**state.get("others", {}))
+    except TypeError:
+        facts = None
+    if facts is None or type(facts.adjacency) is not str or type(facts.test_mode) is not bool:
+        raise ConfigError(
+            f"the engine state has others={state['others']!r}, which is not what state_dict "
+            "writes: it was damaged."
+        )
+    return facts
+
+
+def _continue_ledger(run: Run, state: Mapping[str, Any], own: Ledger, others: Facts) -> None:
     """Take the saved run's name on the ledger, with everything that it is charged there."""
     door = run.door
     door.lost = state["lost"] + own.steps - _saved(state["own"]).steps
-    door.run, door.own = state["run"], own
+    door.run = state["run"]
+    door.own.load_state_dict(own.state_dict())  # in place: others may look at it
+    door.facts = replace(door.facts, test_mode=run.repeatable)
+    door.ledger.inherited = together([door.ledger.inherited, others])
+    run.gap = not state["ledger_file"] or bool(state.get("gap"))
     if door.account:
+        door.account.about["test_mode"] = run.repeatable
         door.account.rename(door.run)
+    elif own.steps:
+        door.ledger.spends(door.session, door.run, Spending(door.facts, door.own))
 
 
 def _has_state(thing: Any) -> bool:
@@ -231,5 +277,5 @@ def _check_state(state: Mapping[str, Any], run: Run) -> None:
         details = "; ".join(f"{k}: {theirs.get(k)} -> {ours.get(k)}" for k in different)
         raise PrivacyError(
             f"the saved run was made with other settings ({details}): call make_private with "
-            "the same ones, or start a new run."
+            "the same ones (make_private_with_epsilon: with resume=CHECKPOINT), or start a new run."
         )

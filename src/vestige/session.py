@@ -32,7 +32,7 @@ from vestige.errors import BudgetExhausted, ConfigError
 from vestige.forecast import events_ahead, lots_until
 from vestige.interrupts import Interrupt
 from vestige.methods import resolve
-from vestige.runfolder import RunFolder
+from vestige.runfolder import LEDGER, RunFolder
 from vestige.settings import TrainConfig
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 HELD_OUT = "the held-out split, whose records the guarantee does not cover"
 CHECKPOINT = "checkpoint.pt"
-LEDGER = "ledger.jsonl"
 
 # What of a result its statement repeats.
 _STATED = (
@@ -165,9 +164,9 @@ class Session:
         folder.write_json("config.json", self._public_config())
         self._save(folder)
 
-    def restore(self, folder: Path) -> None:
+    def restore(self, folder: Path, ledger: Path) -> None:
         """Take up the run in `folder` where its last checkpoint was made."""
-        self.engine.keep_ledger(self.config.ledger or folder / LEDGER, create=False)
+        self.engine.keep_ledger(ledger, create=False)
         try:
             saved = self.engine.load_checkpoint(folder / CHECKPOINT)
         except BaseException:
@@ -389,8 +388,8 @@ class Session:
             "delta": self.config.delta,
             "target_epsilon": self.config.epsilon,
             "accountant": self.engine.accountant,
-            "guarantee": accounting.guarantee(epsilon, plan.adjacency),
-            "adjacency": plan.adjacency,
+            "guarantee": accounting.guarantee(epsilon, self.engine.adjacency),
+            "adjacency": self.engine.adjacency,
             "noise_multiplier": plan.noise_multiplier,
             "sample_rate": plan.sample_rate,
             "lot": plan.batch_size,

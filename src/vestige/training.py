@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from vestige import accounting, ledger_file
 from vestige.errors import ConfigError
 from vestige.ledger import Event
 from vestige.methods import planned_charges, resolve
-from vestige.runfolder import ExistingFolder
+from vestige.runfolder import ExistingFolder, run_ledger
 from vestige.session import CHECKPOINT, HELD_OUT, Prepared, Progress, Session, versions
 from vestige.settings import TrainConfig, check_lot
 
@@ -57,12 +58,15 @@ def resume(
     optimizer: Optimizers | None = None,
     progress: Tell | None = None,
     noise_seed: int | None = None,
+    ledger: Path | str | None = None,
 ) -> dict[str, Any]:
     """Continue the run in `folder` from its last checkpoint; a finished run's result is returned.
 
     In test mode the steps after the checkpoint are made again, with the same lots and noise, and
     compared with what was released; `noise_seed` is needed only where the secrets beside the
     checkpoint are gone. Otherwise lots and noise have a new key, and lost steps stay charged.
+    `ledger` is the file that the run shares with others: a run folder is not believed when it names
+    files outside of itself.
 
     Guarantee: everything that was released before and is released now is in the ledger.
     """
@@ -93,8 +97,11 @@ def resume(
             "seed is gone: give the noise_seed that it was started with."
         )
     config, known = _restored(saved, noise_seed)
+    path = run_ledger(folder, config.ledger, ledger)
+    if ledger is not None:
+        config = replace(config, ledger=path)
     session = prepare(config, optimizer=optimizer, progress=progress, known=known)
-    session.restore(folder)
+    session.restore(folder, path)
     return session.run(progress or (lambda _: None), ExistingFolder(folder))
 
 

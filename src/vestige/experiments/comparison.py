@@ -24,7 +24,7 @@ from vestige.experiments.statistics import PairedTest, corrected, paired_test, s
 from vestige.experiments.training_row import Unwritten
 from vestige.ledger import Event
 from vestige.methods import resolve
-from vestige.plan import check_count
+from vestige.plan import check_count, common_adjacency
 from vestige.settings import TrainConfig
 from vestige.training import Progress
 
@@ -248,7 +248,7 @@ class _Comparison:
 
 def _adjacency(runs: Iterable[Mapping[str, Any]]) -> str:
     """What neighbouring data are, for all methods of the study together."""
-    return "; ".join(sorted({resolve(run["method"]).adjacency for run in runs}))
+    return common_adjacency(resolve(run["method"]).adjacency for run in runs)
 
 
 def _split(whole: Dataset) -> tuple[Dataset, Dataset]:

@@ -48,7 +48,7 @@ def covered() -> list[str]:
 
 
 def not_covered(
-    plan: PrivacyPlan, run: Mapping[str, Any], repeatable: bool
+    plan: PrivacyPlan, run: Mapping[str, Any], repeatable: bool, repeatable_before: bool = False
 ) -> list[dict[str, str]]:
     """What the stated epsilon says nothing about."""
     rows = [
@@ -69,7 +69,7 @@ def not_covered(
             "declared, the number of classes.",
         ),
         ("logged training figures", _figures(run)),
-        ("seeds", _seeds(run, repeatable)),
+        ("seeds", _seeds(run, repeatable, repeatable_before)),
         ("number of records", _size(plan)),
         ("number of classes", _classes(run)),
         (
@@ -131,7 +131,7 @@ def _figures(run: Mapping[str, Any]) -> str:
     )
 
 
-def _seeds(run: Mapping[str, Any], repeatable: bool) -> str:
+def _seeds(run: Mapping[str, Any], repeatable: bool, repeatable_before: bool) -> str:
     seed = run.get("seed")
     harmless = "" if seed is None else f"The seed of initial weights and splits, {seed}, is public "
     harmless += "" if seed is None else "and harmless. "
@@ -141,11 +141,16 @@ def _seeds(run: Mapping[str, Any], repeatable: bool) -> str:
             "somebody chose (test mode): nothing is protected from whoever knows it or guesses it. "
             "The seed is not written here."
         )
+    before = (
+        " Those of another run in the same ledger came from a seed that somebody chose (test "
+        "mode): whoever knows it sees through that part of the claim."
+    )
     return (
         f"{harmless}Lots, noise, and random numbers inside the model and while data was read "
         "(dropout, augmentation) came from a key of the operating system's entropy, which is never "
         "written. Whoever had it could take the noise off. Random numbers that the training loop "
         "drew for a batch by itself, from a seed that somebody knows, are not covered."
+        + (before if repeatable_before else "")
     )
 
 

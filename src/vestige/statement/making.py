@@ -15,7 +15,7 @@ from vestige.ending import AS_PLANNED, GUARD, OPEN, PLANNED, Ending
 from vestige.ending import ending as ending_of
 from vestige.ledger import Event, merge
 from vestige.methods import METHODS
-from vestige.plan import ADJACENCY, PrivacyPlan, common_adjacency
+from vestige.plan import PrivacyPlan
 from vestige.statement import coverage, curves
 from vestige.statement.mechanism import marginal, mechanism, sampler
 from vestige.statement.plain import (
@@ -51,6 +51,7 @@ def build(
     earlier: Sequence[Event] = (),
     over_reported: int = 0,
     ending: Ending | None = None,
+    repeatable_before: bool = False,
 ) -> dict[str, Any]:
     """The statement of a run as strict JSON types.
 
@@ -58,7 +59,9 @@ def build(
     epsilon is that of both together, and the run alone is told beside it. `released` counts the
     releases that were made, `over_reported` those that were charged and lost in a crash. `ending`
     says what the claim counts beside them where the run was stopped early; without it each planned
-    release that was not made counts like the costliest of `events`.
+    release that was not made counts like the costliest of `events`. `repeatable` says that this run
+    was in test mode, `repeatable_before` that another one in the ledger was: the claim is over
+    both.
 
     `run` are public facts: dataset, model, parameters, optimizer, lr, seed, device, date, classes,
     classes_inferred, interrupted, stopped_by ("budget guard" where that ended the run), held_out
@@ -79,15 +82,19 @@ def build(
     epsilon = dict(curve)[delta]
     alone = accounting.epsilon(own, delta, name) if earlier and not end.limit else epsilon
     reason = None if math.isfinite(epsilon) else _reason(plan, alone)
-    status = NONE if reason else TEST_MODE if repeatable else PRIVATE
+    status = NONE if reason else TEST_MODE if repeatable or repeatable_before else PRIVATE
     described = mechanism(plan, events, released)
     trade_off = curves.trade_off(everything, name, curve, end.limit) if not reason else []
     return {
         "statement": NAME,
         "version": VERSION,
         "status": status,
-        "headline": _headline(plan, status, epsilon, delta, len(earlier) > 0, reason),
-        "warnings": _warnings(plan, status, epsilon, delta, repeatable, facts, released, end),
+        "headline": _headline(
+            plan, status, epsilon, delta, len(earlier) > 0, reason, _whose(repeatable)
+        ),
+        "warnings": _warnings(
+            plan, status, epsilon, delta, repeatable or repeatable_before, facts, released, end
+        ),
         "guarantee": {
             "kind": accounting.guarantee(epsilon, plan.adjacency),
             "epsilon": finite(epsilon),
@@ -106,7 +113,7 @@ def build(
         },
         "unit": {**coverage.unit(plan), "groups": _groups(everything, delta, end)},
         "covered": coverage.covered() if not reason else [],
-        "not_covered": coverage.not_covered(plan, facts, repeatable),
+        "not_covered": coverage.not_covered(plan, facts, repeatable, repeatable_before),
         "assumptions": coverage.assumptions(),
         "calibration": _calibration(plan, events, facts, name, delta),
         "curve": {
@@ -143,31 +150,28 @@ def of_engine(
     What other runs have charged to the same ledger file is part of the claim and listed apart.
     `caveats` are the engine's own unless they are given.
     """
-    from vestige.engine import REPEATABLE
-
-    own, ledger = engine.caveats(), engine.ledger
-    charged = engine._attached().door.own.events
+    own, ledger, run = engine.caveats(), engine.ledger, engine._attached()
+    charged = run.door.own.events
     others = without(ledger.merged(), charged)
     return build(
-        replace(engine.plan, adjacency=_common_adjacency(engine)),
+        replace(engine.plan, adjacency=engine.adjacency),
         charged,
         delta=delta,
         accountant=engine.accountant,
         released=engine.released,
-        repeatable=REPEATABLE in own,
+        repeatable=run.repeatable,
         caveats=own if caveats is None else caveats,
         run=run_facts,
         earlier=others,
         over_reported=engine.lost,
         ending=ending_of(engine._attached()),
+        repeatable_before=ledger.facts(but=run.door.run).test_mode,
     )
 
 
-def _common_adjacency(engine: PrivacyEngine) -> str:
-    """The relation that all runs on the ledger file are private for."""
-    runs = engine.ledger.file.content.runs.values() if engine.ledger.file else ()
-    others = (str(run.about.get("adjacency", ADJACENCY)) for run in runs)
-    return common_adjacency([engine.plan.adjacency, *others])
+def _whose(repeatable: bool) -> str:
+    """Which noise came from a chosen seed, where some did."""
+    return "lots and noise" if repeatable else "lots and noise of an earlier run in the ledger"
 
 
 def without(events: Sequence[Event], others: Sequence[Event]) -> list[Event]:
@@ -204,6 +208,7 @@ def _headline(
     delta: float,
     composed: bool,
     reason: str | None,
+    seeded: str,
 ) -> str:
     if reason:
         return (
@@ -217,7 +222,7 @@ def _headline(
     )
     if status == TEST_MODE:
         return (
-            "TEST MODE, NOT FOR RELEASE: lots and noise came from a chosen seed, and nothing is "
+            f"TEST MODE, NOT FOR RELEASE: {seeded} came from a chosen seed, and nothing of that is "
             f"protected from anyone who knows or guesses it. For everybody else: {claim}"
         )
     return claim

@@ -14,21 +14,26 @@ from typing import Any
 from vestige import ledger_file
 from vestige.ending import Ending
 from vestige.errors import ConfigError
-from vestige.plan import ADJACENCY, PrivacyPlan, common_adjacency
-from vestige.session import CHECKPOINT, LEDGER
+from vestige.ledger import Facts, together
+from vestige.plan import PrivacyPlan
+from vestige.runfolder import run_ledger
+from vestige.session import CHECKPOINT
 from vestige.statement.making import build
 
 
-def of_folder(folder: Path) -> dict[str, Any]:
-    """The statement of the unfinished run in `folder`; ConfigError where it cannot be made."""
+def of_folder(folder: Path, ledger: Path | None = None) -> dict[str, Any]:
+    """The statement of the unfinished run in `folder`; ConfigError where it cannot be made.
+
+    `ledger` is the file that the run shares with others, where it is not in the folder.
+    """
     from vestige import checkpoint
-    from vestige.engine import REPEATABLE
+    from vestige.engine import REPEATABLE, REPEATABLE_BEFORE
 
     state, _ = checkpoint.read(folder / CHECKPOINT)
     try:
         engine, config = state["engine"], state["others"]["config"]
         plan = PrivacyPlan.restored(engine["plan"])
-        shared, run = config["ledger"], engine["run"]
+        path, run = run_ledger(folder, config["ledger"], ledger), engine["run"]
         delta, accountant = config["delta"], config["accountant"]
         known = sum(event["count"] for event in engine["own"]["events"])
         ending = Ending.restored(state["others"]["ending"])
@@ -37,18 +42,19 @@ def of_folder(folder: Path) -> dict[str, Any]:
             f"{str(folder / CHECKPOINT)!r} was not made by vestige train: use engine.statement() "
             "in your own loop."
         ) from error
-    spent = ledger_file.read(folder / LEDGER if shared is None else Path(shared)).runs
+    spent = ledger_file.read(path).runs
     own = spent[run].events if run in spent else ()
     charged = sum(event.count for event in own)
-    kinds = [str(other.about.get("adjacency", ADJACENCY)) for other in spent.values()]
+    others = together(s.facts for name, s in spent.items() if name != run and s.events)
+    seeded = {REPEATABLE: engine["repeatable_noise"], REPEATABLE_BEFORE: others.test_mode}
     return build(
-        replace(plan, adjacency=common_adjacency([plan.adjacency, *kinds])),
+        replace(plan, adjacency=together([others, Facts(plan.adjacency)]).adjacency),
         own,
         delta=delta,
         accountant=accountant,
         released=engine["released"],
         repeatable=engine["repeatable_noise"],
-        caveats=[REPEATABLE] if engine["repeatable_noise"] else [],
+        caveats=[caveat for caveat, holds in seeded.items() if holds],
         run={
             "dataset": config["dataset"],
             "seed": config["seed"],
@@ -59,4 +65,5 @@ def of_folder(folder: Path) -> dict[str, Any]:
         earlier=[e for name, other in spent.items() if name != run for e in other.events],
         over_reported=engine["lost"] + max(0, charged - known),
         ending=ending,
+        repeatable_before=others.test_mode,
     )
