@@ -34,7 +34,7 @@ from vestige.clipping import Clip
 from vestige.errors import PrivacyError, VestigeError
 from vestige.gradients.capture import Batch, Capture
 from vestige.gradients.collector import Collector
-from vestige.gradients.follow import name_of
+from vestige.gradients.following import name_of
 from vestige.gradients.rows import Meeting, Rows, Summed
 from vestige.gradients.tracker import VALUES, kept_by_forward
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vestige.gradients.capture import Capture
-from vestige.gradients.follow import follow
+from vestige.gradients.following import follow
 from vestige.gradients.refs import Ref
 from vestige.gradients.rows import Meeting, Rows
 

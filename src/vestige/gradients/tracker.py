@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vestige.errors import PrivacyError
-from vestige.gradients.follow import follow, name_of
+from vestige.gradients.following import follow, name_of
 from vestige.gradients.refs import tensors_in
 from vestige.gradients.rows import Label, Meeting, Rows
 
