@@ -486,6 +486,7 @@ class PrivacyEngine:
                 "there is no average of the weights yet: pass averaging='ema' (or 'uniform-tail', "
                 "'fractional') to make_private, and take a step."
             )
+        run.check_state()
         module, means = run.capture.module, averaging.means()
         # By identity: a tied parameter has several names.
         named = module.named_parameters(remove_duplicate=False)

@@ -109,6 +109,7 @@ class Run:
         self.gap = False  # whether it was once taken up from a state without a ledger file
         self._depth = 0  # how many calls of optimizer.step() are under way, one inside the other
         self._gated_from: int | None = None
+        self._looked_from: int | None = None
         self._gradient = watch.groups.buffer()
         self._device = self._gradient.device.type
         self._held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -202,6 +203,9 @@ class Run:
                 "Finish it, or call engine.abandon_lot()."
             )
         if not self._lot_open:
+            if self._looked_from != self.lots.first_lot:  # once an epoch
+                self.capture.tracker.check_buffers()
+                self._looked_from = self.lots.first_lot
             self.coming_lot = batch.lot
             if self.guard:
                 self.guard.check()  # before the loop sees the lot
@@ -227,6 +231,11 @@ class Run:
             gate_schedulers(self.optimizer, lambda: self._just_released)
             self._gated_from = self.lots.first_lot
         self.capture.start(batch)
+
+    def check_state(self) -> None:
+        """Refuse to write down a model that holds values of private batches."""
+        self.capture.tracker.check_buffers()
+        self.capture.tracker.check_kept()
 
     @property
     def in_lot(self) -> bool:

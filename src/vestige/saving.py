@@ -29,6 +29,7 @@ _STATE = {"run", "plan", "ledger", "own", *_COUNTS, *_FACTS, "memory", *Parts().
 
 def state_of(run: Run) -> dict[str, Any]:
     """Plan, ledger and position as plain JSON types, and tensors of past releases."""
+    run.check_state()
     others = run.door.ledger.facts(but=run.door.run)
     return {
         "memory": run.memory.state_dict() if run.memory else None,

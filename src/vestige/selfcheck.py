@@ -36,7 +36,7 @@ from vestige.gradients.capture import Batch, Capture
 from vestige.gradients.collector import Collector
 from vestige.gradients.following import name_of
 from vestige.gradients.rows import Meeting, Rows, Summed
-from vestige.gradients.tracker import VALUES, kept_by_forward
+from vestige.gradients.tracker import VALUES, kept_by_forward, same_contents
 
 _MOST_IN_DOUBLE = 200_000_000  # trainable or not: a float64 copy is held while the check runs
 _MOST_ROWS = 16
@@ -479,24 +479,28 @@ def _precision(capture: Capture, double: bool) -> Iterator[None]:
     before = [(name, t, t.detach().clone()) for name, t, _ in kept]
     capture.collector = _RowNorms(capture)
     try:
-        with torch.autocast(capture.collector.total.device.type, enabled=False):
+        with torch.autocast(capture.collector.total.device.type, enabled=False), _full_products():
             yield
     finally:
-        changed = [name for name, t, old in before if not _equal(t, old)]
+        changed = [name for name, t, old in before if not same_contents(t, old)]
         for (_, tensor, data), (_, _, old) in zip(kept, before, strict=True):
             if double:
                 tensor.data = data
-            elif not _equal(tensor, old):
+            elif not same_contents(tensor, old):
                 tensor.data.copy_(old)
         if changed:  # also in place of another refusal, which may only be its consequence
             raise kept_by_forward(type(capture.module).__name__, changed[0])
 
 
-def _equal(value: Tensor, before: Tensor) -> bool:
-    """Equal, where what is not a number equals itself."""
-    if value.shape != before.shape or torch.equal(value, before):
-        return value.shape == before.shape
-    return bool(torch.isclose(value, before, rtol=0, atol=0, equal_nan=True).all())
+@contextmanager
+def _full_products() -> Iterator[None]:
+    """No TF32, whose rounding would hide small differences."""
+    kept = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = kept
 
 
 def _fits_in_double(module: nn.Module) -> bool:

@@ -93,6 +93,7 @@ class Collector:
                 continue
             for slot, use in members:
                 # Norms are taken while the gradient is in the cache, unless more uses follow.
+                use.summed_with(self._rounding())
                 norms = use.square_norms() if record.by_slot[slot.name] == 1 else None
                 self._held[group].append(_Held(slot, use, norms))
 
@@ -125,6 +126,8 @@ class Collector:
     def _settle(self, held: list[_Held]) -> None:
         square_norms: Tensor | None = None
         for h in held:
+            if h.square_norms is None:
+                h.use.summed_with(self._rounding())
             part = h.use.square_norms() if h.square_norms is None else h.square_norms
             square_norms = part if square_norms is None else square_norms + part
         assert square_norms is not None

@@ -158,7 +158,7 @@ class Convolved(Use):
         for rows in self._chunks():
             a = self.geometry.columns(self.x[rows].double(), self.out).transpose(1, 2)
             g = self.g[rows].double().reshape(a.shape[0], -1, a.shape[1]).transpose(1, 2)
-            norms.append(gram_norms(a, g, self.dtype).view(-1, groups).sum(1))
+            norms.append(gram_norms(a, g, self.dtype, self.rounding).view(-1, groups).sum(1))
         return torch.cat(norms)
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:

@@ -50,6 +50,8 @@ class Tracker:
         self._branches: set[tuple[str, bool]] = set()
         self.checked = False  # whether the self-check has shown something
         self._own: dict[int, Tensor] = {}  # the model's tensors
+        # Each buffer, its version and its contents when it was last looked at.
+        self._values: dict[tuple[int, str], tuple[Tensor, int, Tensor]] = {}
         self._looked = False  # for them in this pass
 
     # -- a forward pass ---------------------------------------------------------------------
@@ -213,6 +215,21 @@ class Tracker:
             return Meeting("an operation or a tensor from outside the model's forward", lost=True)
         return None
 
+    def check_buffers(self) -> None:
+        """Refuse a buffer whose contents changed although torch knows of no change: it was written
+        through .data. Called once an epoch, and before the engine writes anything down."""
+        for module in self._parts:
+            for key, tensor in module._buffers.items():
+                if tensor is None:
+                    continue
+                before = self._values.get((id(module), key))
+                if before is not None and before[0] is tensor and before[1] == tensor._version:
+                    if not same_contents(tensor, before[2]):
+                        raise kept_by_forward(type(module).__name__, key)
+                else:
+                    copy = tensor.detach().clone()
+                    self._values[id(module), key] = (tensor, tensor._version, copy)
+
     def check_kept(self) -> None:
         """Refuse a model that keeps what it saw of the batch: in a buffer (also through .data), in
         an attribute, or in its extra state."""
@@ -226,6 +243,15 @@ class Tracker:
     def _saw(self, tensor: Tensor) -> bool:
         mark = getattr(tensor, "_vestige", None)
         return mark is not None and mark[0] == self._token and mark[1] is not None
+
+
+def same_contents(value: Tensor, before: Tensor) -> bool:
+    """Equal, where what is not a number equals itself."""
+    if value.shape != before.shape or value.dtype != before.dtype:
+        return False
+    if torch.equal(value, before):
+        return True
+    return bool(torch.isclose(value, before, rtol=0, atol=0, equal_nan=True).all())
 
 
 def _site() -> str:

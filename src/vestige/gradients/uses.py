@@ -69,11 +69,13 @@ def add_product(values: Tensor, factors: Tensor, total: Tensor) -> None:
         total.add_(torch.mv(flat, factors).view(total.shape))
 
 
-def gram_norms(a: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
+def gram_norms(a: Tensor, g: Tensor, dtype: torch.dtype, rounding: float = 0.0) -> Tensor:
     """Squared norms of sum_t g[i, t] a[i, t]^T from (n, t, ...) factors, by two Gram matrices.
 
     The Gram matrices are float64, so that cancelling terms do not cost the norm; what the sum
-    itself, in `dtype`, loses to rounding where they cancel is bounded and added.
+    itself, in `dtype`, loses to rounding where they cancel is bounded and added. `rounding` is that
+    of the factors, where the sum rounds them first (TF32): it moves the sum by at most as much of
+    the terms' norms.
     """
     unit = rounding_unit(dtype, a.shape[2] + g.shape[2])
     gram_a = torch.bmm(a, a.transpose(1, 2))
@@ -81,8 +83,12 @@ def gram_norms(a: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
     squares = limited(gram_a.diagonal(dim1=1, dim2=2), dtype) * limited(
         gram_g.diagonal(dim1=1, dim2=2), dtype
     )
-    slack = squares.sqrt_().sum(1).square_().mul_(unit)
-    return gram_a.mul_(gram_g).sum((1, 2)).clamp_(min=0).add_(slack)
+    terms = squares.sqrt_().sum(1)
+    found = gram_a.mul_(gram_g).sum((1, 2)).clamp_(min=0).add_(terms.square().mul_(unit))
+    return found.sqrt_().add_(terms.mul_(rounding)).square_() if rounding > COARSE else found
+
+
+COARSE = 1e-4  # sums whose rounding is above this round their factors, too (TF32)
 
 
 def rounding_unit(dtype: torch.dtype, width: int) -> float:
@@ -96,6 +102,11 @@ class Use(ABC):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    rounding = 0.0  # of the sum's arithmetic, relative: see `gram_norms`
+
+    def summed_with(self, rounding: float) -> None:
+        """The sum of this use will be rounded so much; to be said before its norms are taken."""
+        self.rounding = rounding
 
     @abstractmethod
     def square_norms(self) -> Tensor:
@@ -158,7 +169,7 @@ class Outer(Use):
             return row_squares(self.a, factor=True).mul_(squares)
         t, (p, d) = self.terms, self.shape
         if t * (p + d) <= p * d:
-            return gram_norms(self.a.double(), self.g.double(), self.dtype)
+            return gram_norms(self.a.double(), self.g.double(), self.dtype, self.rounding)
         # The product is smaller than its factors: keep it instead of them.
         self._product = torch.bmm(self.g.transpose(1, 2), self.a)
         self.a = self.g = self._product.new_empty(0)
@@ -230,6 +241,9 @@ class Viewed(Use):
         last = sum((int(s) - 1) * int(k) for s, k in zip(self.size, self.stride, strict=True))
         return int(self.offset), int(self.offset) + last
 
+    def summed_with(self, rounding: float) -> None:
+        self.use.summed_with(rounding)
+
     def square_norms(self) -> Tensor:
         return self.use.square_norms()
 
@@ -256,6 +270,11 @@ class Tied(Use):
         self.shape, self.dtype = uses[0].shape, uses[0].dtype
         self._dense: Tensor | None = None
 
+    def summed_with(self, rounding: float) -> None:
+        super().summed_with(rounding)
+        for use in self.uses:
+            use.summed_with(rounding)
+
     def square_norms(self) -> Tensor:
         if len(self.uses) == 1:
             return self.uses[0].square_norms()
@@ -267,11 +286,14 @@ class Tied(Use):
         total = torch.stack(norms).sum(0)
         # Cancellation between the uses: what the sum loses to rounding, as in `gram_norms`.
         unit = rounding_unit(self.dtype, sum(self.shape))
-        slack = torch.stack(norms).sqrt().sum(0).square_().mul_(4 * unit)
+        terms = torch.stack(norms).sqrt().sum(0)
         for cross in crosses:
             assert cross is not None
             total = total + 2 * cross
-        return total.clamp_(min=0).add_(slack)
+        found = total.clamp_(min=0).add_(terms.square().mul_(4 * unit))
+        if self.rounding <= COARSE:
+            return found
+        return found.sqrt_().add_(terms.mul_(self.rounding)).square_()
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:
         if self._dense is not None:
