@@ -174,6 +174,10 @@ class Capture(TorchFunctionMode):
         self.batch.backward, self.batch.done = None, False
         self.batch.record = ForwardRecord()
 
+    def runs_row_by_row(self) -> bool:
+        """Whether some module has no rule and runs one row at a time."""
+        return bool(getattr(self._fallback, "needed", False))
+
     @contextmanager
     def plainly(self) -> Iterator[None]:
         """The model as if nobody watched: for synthetic rows only."""

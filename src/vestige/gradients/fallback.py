@@ -43,7 +43,7 @@ class Fallback:
 
     def __init__(self, module: nn.Module) -> None:
         self.root = module
-        self._needed: set[nn.Module] = set()
+        self.needed: set[nn.Module] = set()
 
     @cached_property
     def _candidates(self) -> list[tuple[str, nn.Module]]:
@@ -75,7 +75,7 @@ class Fallback:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if capture.paused:
                 return original(module, *args, **kwargs)
-            if module not in self._needed:
+            if module not in self.needed:
                 capture.inside.append(f"{type(module).__name__} {name!r}")
                 try:
                     return original(module, *args, **kwargs)
@@ -86,7 +86,7 @@ class Fallback:
                         raise
                 finally:
                     capture.inside.pop()
-                self._needed.add(module)
+                self.needed.add(module)
             return self._row_by_row(capture, name, module, args, kwargs)
 
         return forward

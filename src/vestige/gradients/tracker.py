@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from vestige.errors import PrivacyError
-from vestige.gradients.following import follow, name_of
+from vestige.gradients.following import follow, keeps_places, name_of
 from vestige.gradients.refs import tensors_in
 from vestige.gradients.rows import Label, Meeting, Rows
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _OWN_KEYS = frozenset(nn.Module().__dict__) | {"forward"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), nn.Module, torch.dtype, torch.device)
+_PLAIN_TYPES = frozenset(t for t in _PLAIN if t is not nn.Module)
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 VALUES = """
 item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ __contains__ equal
@@ -53,13 +54,14 @@ class Tracker:
         # Each buffer, its version and its contents when it was last looked at.
         self._values: dict[tuple[int, str], tuple[Tensor, int, Tensor]] = {}
         self._looked = False  # for them in this pass
+        self._written: tuple[str, str] | None = None  # the one that took values of the batch
 
     # -- a forward pass ---------------------------------------------------------------------
 
     def begin(self, rows: int, inputs: Any, axis: int) -> None:
         """A forward pass begins on `inputs`, whose tensors have `rows` rows on `axis`."""
         self._token += 1
-        self.rows, self._looked = rows, False
+        self.rows, self._looked, self._written = rows, False, None
         tensors = list(tensors_in(inputs))
         for i, tensor in enumerate(tensors):
             if tensor.ndim <= axis or tensor.shape[axis] != rows:
@@ -99,7 +101,8 @@ class Tracker:
         found: dict[int, Label] = {}
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, Tensor):
-                label = self.label(value)
+                # The model's own come first: they are most of what has no label.
+                label = None if id(value) in self._own else self.label(value)
                 if label is not None:
                     found[id(value)] = label
             elif isinstance(value, tuple | list | dict):
@@ -113,6 +116,13 @@ class Tracker:
         self, func: Any, labels: dict[int, Label], args: Any, kwargs: Any, out: Any, ruled: bool
     ) -> None:
         """Label what `func(*args, **kwargs)` gave. A rule may have labelled it already."""
+        if ruled and isinstance(out, Tensor) and self.has_label(out):
+            return
+        if len(labels) == 1 and isinstance(out, Tensor) and out is not args[0]:
+            label = labels.get(id(args[0]))  # the common case, without ceremony
+            if isinstance(label, Rows) and keeps_places(func) and out.shape == args[0].shape:
+                self.give(out, label)
+                return
         if func is torch.Tensor.__setitem__:
             out = args[0]
         results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
@@ -156,13 +166,18 @@ class Tracker:
     def _spread(self, target: Tensor) -> None:
         """A tensor was written in place: what it is a view of, or .data of, has changed, too."""
         label = target._vestige[1]  # type: ignore[attr-defined]
+        if label is None:
+            return
+        self._note_written(target)
         source = getattr(target, "_vestige_source", None)
-        if source is not None and label is not None:
+        if source is not None:
             self.give(source, label)
+            self._note_written(source)
             target = source
         base = target._base
-        if base is None or label is None:
+        if base is None:
             return
+        self._note_written(base)
         place = label.place(target.shape) if isinstance(label, Rows) else None
         whole: Label = Meeting("an in-place change of a part", lost=True)
         if isinstance(label, Rows) and place is not None:
@@ -179,6 +194,12 @@ class Tracker:
         ):
             whole = before if isinstance(before, Meeting) else Meeting("an in-place change")
         self.give(base, whole)
+
+    def _note_written(self, tensor: Tensor) -> None:
+        """Values of the batch were written to a tensor: is it one of the model's?"""
+        if self._written is None and self._is_own(tensor):
+            found = ((type(m).__name__, key) for m, key, t in self._kept() if t is tensor)
+            self._written = next(found, None)
 
     # -- tensors from elsewhere -------------------------------------------------------------
 
@@ -233,9 +254,17 @@ class Tracker:
     def check_kept(self) -> None:
         """Refuse a model that keeps what it saw of the batch: in a buffer (also through .data), in
         an attribute, or in its extra state."""
-        for module, key, tensor in self._kept():
-            if self._saw(tensor):
-                raise kept_by_forward(type(module).__name__, key)
+        if self._written is not None:
+            raise kept_by_forward(*self._written)
+        for module in self._parts:
+            for key, value in module.__dict__.items():
+                kind = type(value)
+                if kind in _PLAIN_TYPES or key in _OWN_KEYS:
+                    continue
+                if kind is tuple and not any(type(v) not in _PLAIN_TYPES for v in value):
+                    continue
+                if not isinstance(value, nn.Module) and any(map(self._saw, tensors_in(value))):
+                    raise kept_by_forward(type(module).__name__, key)
         for module in self._extra:
             if any(self._saw(t) for t in tensors_in(module.get_extra_state())):
                 raise kept_by_forward(type(module).__name__, "get_extra_state()")

@@ -33,7 +33,7 @@ def follow(
     def see(tensor: Tensor) -> Label | None:
         return labels.get(id(tensor))
 
-    family = FAMILIES.get(name_of(func))
+    family = _family(func)
     try:
         ones = [x for x in labels.values() if isinstance(x, Rows) and x.count == 1]
         if ones and family is not pointwise.like:
@@ -50,6 +50,21 @@ def follow(
         return _carried_on(labels.values()) or Meeting(f"{name_of(func)!r}{why}", lost=True)
     except Meet:
         return _carried_on(labels.values()) or Meeting(f"{name_of(func)!r}")
+
+
+_known: dict[Any, Family | None] = {}  # families by function: names are looked up once
+
+
+def _family(func: Any) -> Family | None:
+    if func not in _known:
+        _known[func] = FAMILIES.get(name_of(func))
+    return _known[func]
+
+
+def keeps_places(func: Any) -> bool:
+    """Whether an operation is pointwise, so that one argument's rows are those of the result."""
+    family = _family(func)
+    return family is pointwise.pointwise or family is pointwise.linear_pointwise
 
 
 def name_of(func: Any) -> str:
