@@ -106,6 +106,8 @@ class Tracker:
                 if label is not None:
                     found[id(value)] = label
             elif isinstance(value, tuple | list | dict):
+                if type(value) is tuple and value and type(value[0]) is int:
+                    continue  # a stride or a padding
                 for tensor in tensors_in(value):
                     label = self.label(tensor)
                     if label is not None:
