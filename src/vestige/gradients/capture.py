@@ -134,6 +134,7 @@ class Capture(TorchFunctionMode):
         self._borrowed = ExitStack()  # gives them back
         self._state: list[tuple[int, int]] = []
         self._parts = list(module.modules())
+        self._refused: PrivacyError | None = None  # what a pass that failed has kept
         self.paused = False  # operations run as they are, uncaptured
         self.plain = False  # and so do gradients: the self-check's own, of synthetic rows
         self.tracker = Tracker(module)
@@ -195,6 +196,8 @@ class Capture(TorchFunctionMode):
     def _enter_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         watched = torch.is_grad_enabled() and not self.paused
         stream = self.batch.stream if self.batch is not None else None
+        if watched and self._refused is not None:
+            raise self._refused
         if watched and self._forward is None and self.before_forward is not None:
             with untouched(stream):
                 self.before_forward(args, kwargs)
@@ -219,7 +222,12 @@ class Capture(TorchFunctionMode):
     ) -> None:
         unwatched = self._calls == [False]  # the operations of others are looked at one by one
         try:
-            self._end_forward(out, check)
+            try:
+                self._end_forward(out, check)
+            except PrivacyError as refused:
+                if out is not None:
+                    raise
+                self._refused = refused  # the forward pass fails already: torch shows one error
             if check and unwatched and self._stream is not None:
                 self._stream.check_seeds()
         finally:

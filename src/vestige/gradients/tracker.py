@@ -24,7 +24,8 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _OWN_KEYS = frozenset(nn.Module().__dict__) | {"forward"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), nn.Module, torch.dtype, torch.device)
 _PLAIN_TYPES = frozenset(t for t in _PLAIN if t is not nn.Module)
-_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+# What shares the memory of a tensor without being its view.
+_ALIASES = {torch.Tensor.data.__get__, torch.Tensor.detach, torch.detach}  # type: ignore[attr-defined]
 VALUES = """
 item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ __contains__ equal
 allclose is_nonzero __dlpack__
@@ -50,7 +51,8 @@ class Tracker:
         # Where the forward pass asks for a yes or no about the batch, and what was answered.
         self._branches: set[tuple[str, bool]] = set()
         self.checked = False  # whether the self-check has shown something
-        self._own: dict[int, Tensor] = {}  # the model's tensors
+        self._registered: set[int] = set()  # parameters and buffers
+        self._own: dict[int, Tensor] = {}  # the model's tensors, also in attributes
         # Each buffer, its version and its contents when it was last looked at.
         self._values: dict[tuple[int, str], tuple[Tensor, int, Tensor]] = {}
         self._looked = False  # for them in this pass
@@ -62,12 +64,15 @@ class Tracker:
         """A forward pass begins on `inputs`, whose tensors have `rows` rows on `axis`."""
         self._token += 1
         self.rows, self._looked, self._written = rows, False, None
+        stores = [s for m in self._parts for s in (m._parameters, m._buffers)]
+        self._registered = {id(t) for store in stores for t in store.values() if t is not None}
         tensors = list(tensors_in(inputs))
         for i, tensor in enumerate(tensors):
             if tensor.ndim <= axis or tensor.shape[axis] != rows:
                 self.shared[len(tensors), i] = tuple(tensor.shape)
             # What once had no rows is shared by all of them, also where it is as long as the batch.
             has_rows = (len(tensors), i) not in self.shared
+            self._registered.discard(id(tensor))
             self.give(tensor, self.on_axis(tensor.shape, axis) if has_rows else None)
 
     def end(self) -> None:
@@ -83,7 +88,11 @@ class Tracker:
         tensor._vestige = (self._token, label, tensor._version)  # type: ignore[attr-defined]
 
     def has_label(self, tensor: Tensor) -> bool:
-        """Whether the tensor was labelled in this forward pass, if only as a constant."""
+        """Whether the tensor has a label, if only that of a constant, and is unchanged since."""
+        return self._made_here(tensor) and tensor._vestige[2] == tensor._version  # type: ignore[attr-defined]
+
+    def _made_here(self, tensor: Tensor) -> bool:
+        """Whether this forward pass has made the tensor, or was given it."""
         mark = getattr(tensor, "_vestige", None)
         return mark is not None and mark[0] == self._token
 
@@ -101,8 +110,8 @@ class Tracker:
         found: dict[int, Label] = {}
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, Tensor):
-                # The model's own come first: they are most of what has no label.
-                label = None if id(value) in self._own else self.label(value)
+                # Parameters and buffers come first: they are most of what has no label.
+                label = None if id(value) in self._registered else self.label(value)
                 if label is not None:
                     found[id(value)] = label
             elif isinstance(value, tuple | list | dict):
@@ -120,7 +129,7 @@ class Tracker:
         """Label what `func(*args, **kwargs)` gave. A rule may have labelled it already."""
         if ruled and isinstance(out, Tensor) and self.has_label(out):
             return
-        if len(labels) == 1 and isinstance(out, Tensor) and out is not args[0]:
+        if len(labels) == 1 and args and isinstance(out, Tensor) and out is not args[0]:
             label = labels.get(id(args[0]))  # the common case, without ceremony
             if isinstance(label, Rows) and keeps_places(func) and out.shape == args[0].shape:
                 self.give(out, label)
@@ -128,9 +137,11 @@ class Tracker:
         if func is torch.Tensor.__setitem__:
             out = args[0]
         results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
+        if func in _ALIASES and results:
+            out._vestige_source = args[0]
         if not labels:
             for tensor in results:
-                if id(tensor) not in self._own and not (ruled and self.has_label(tensor)):
+                if not (ruled and self.has_label(tensor)) and id(tensor) not in self._registered:
                     self.give(tensor, None)
             return
         if not results:
@@ -139,15 +150,14 @@ class Tracker:
             return
         if ruled and all(self.has_label(t) for t in results):
             return
+        in_place = bool(args) and results[0] is args[0]
+        if in_place and not self._made_here(results[0]):
+            self._note_written(results[0])
         found = follow(func, labels, args, kwargs, out)
         for i, tensor in enumerate(results):
             label = found[i] if isinstance(found, list) else found
-            if self.rows == 1 and isinstance(label, Rows | Meeting):
-                label = Rows(1, 1)  # there is nobody else
             self.give(tensor, label)
-        if func == _DATA:
-            out._vestige_source = args[0]
-        elif args and results[0] is args[0]:
+        if in_place:
             self._spread(results[0])
 
     def _refuse_value(self, func: Any, answer: Any) -> None:
@@ -170,16 +180,17 @@ class Tracker:
         label = target._vestige[1]  # type: ignore[attr-defined]
         if label is None:
             return
-        self._note_written(target)
         source = getattr(target, "_vestige_source", None)
         if source is not None:
+            if not self._made_here(source):
+                self._note_written(source)
             self.give(source, label)
-            self._note_written(source)
             target = source
         base = target._base
         if base is None:
             return
-        self._note_written(base)
+        if not self._made_here(base):
+            self._note_written(base)
         place = label.place(target.shape) if isinstance(label, Rows) else None
         whole: Label = Meeting("an in-place change of a part", lost=True)
         if isinstance(label, Rows) and place is not None:
@@ -198,17 +209,18 @@ class Tracker:
         self.give(base, whole)
 
     def _note_written(self, tensor: Tensor) -> None:
-        """Values of the batch were written to a tensor: is it one of the model's?"""
-        if self._written is None and self._is_own(tensor):
-            found = ((type(m).__name__, key) for m, key, t in self._kept() if t is tensor)
-            self._written = next(found, None)
+        """Values of the batch were written to a tensor that this pass has not made: it keeps them.
+        (Of its own tensors, that is: the labels of inputs were given when the pass began.)"""
+        found = ((type(m).__name__, key) for m, key, t in self._kept() if t is tensor)
+        self._written = self._written or next(found, ("the program", "a tensor outside the model"))
 
     # -- tensors from elsewhere -------------------------------------------------------------
 
     def _is_own(self, tensor: Tensor) -> bool:
         """Whether a tensor is the model's: a parameter, a buffer or kept in an attribute."""
         if id(tensor) not in self._own and not self._looked:
-            self._own = {id(t): t for _, _, t in self._kept()}
+            # What an attribute holds of this pass for a while is no constant.
+            self._own = {id(t): t for _, _, t in self._kept() if not self._saw(t)}
             self._looked = True
         return id(tensor) in self._own
 
@@ -226,6 +238,9 @@ class Tracker:
 
     def _stranger(self, tensor: Tensor) -> Label | None:
         """A tensor that this pass did not make: the model's own, or a constant from elsewhere."""
+        mark = getattr(tensor, "_vestige", None)
+        if mark is not None and mark[1] is not None:
+            return Meeting("values that were kept from an earlier batch")
         if self._is_own(tensor) or id(tensor) in self._constants:
             return None
         base = tensor._base

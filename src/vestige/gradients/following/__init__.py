@@ -33,6 +33,8 @@ def follow(
     def see(tensor: Tensor) -> Label | None:
         return labels.get(id(tensor))
 
+    if not args and "input" in kwargs:
+        args, kwargs = (kwargs["input"],), {k: v for k, v in kwargs.items() if k != "input"}
     family = _family(func)
     try:
         ones = [x for x in labels.values() if isinstance(x, Rows) and x.count == 1]
