@@ -299,6 +299,7 @@ class Capture(TorchFunctionMode):
         if self.paused or self._forward is None or func in _FACTS:
             return func(*args, **kwargs)
         labels = self.tracker.labels(args, kwargs)
+        version = args[0]._version if args and isinstance(args[0], Tensor) else None
         rule = self._rules.get(func) if torch.is_grad_enabled() else None
         try:
             out = NotImplemented if rule is None else rule(self, func, args, kwargs)
@@ -313,7 +314,7 @@ class Capture(TorchFunctionMode):
             if explained is None:
                 raise
             raise explained from error
-        self.tracker.follow(func, labels, args, kwargs, out, ruled)
+        self.tracker.follow(func, labels, args, kwargs, out, ruled, version)
         return out
 
     def _explained(self, error: Exception, func: Any, args: Any, kwargs: Any) -> ConfigError | None:

@@ -56,6 +56,7 @@ class Tracker:
         # Each buffer, its version and its contents when it was last looked at.
         self._values: dict[tuple[int, str], tuple[Tensor, int, Tensor]] = {}
         self._looked = False  # for them in this pass
+        self._met: set[int] = set()  # tensors from before it
         self._written: tuple[str, str] | None = None  # the one that took values of the batch
 
     # -- a forward pass ---------------------------------------------------------------------
@@ -64,6 +65,7 @@ class Tracker:
         """A forward pass begins on `inputs`, whose tensors have `rows` rows on `axis`."""
         self._token += 1
         self.rows, self._looked, self._written = rows, False, None
+        self._met.clear()
         stores = [s for m in self._parts for s in (m._parameters, m._buffers)]
         self._registered = {id(t) for store in stores for t in store.values() if t is not None}
         tensors = list(tensors_in(inputs))
@@ -124,9 +126,19 @@ class Tracker:
         return found
 
     def follow(
-        self, func: Any, labels: dict[int, Label], args: Any, kwargs: Any, out: Any, ruled: bool
+        self,
+        func: Any,
+        labels: dict[int, Label],
+        args: Any,
+        kwargs: Any,
+        out: Any,
+        ruled: bool,
+        version: int | None,
     ) -> None:
-        """Label what `func(*args, **kwargs)` gave. A rule may have labelled it already."""
+        """Label what `func(*args, **kwargs)` gave. A rule may have labelled it already.
+
+        `version` is that of the first argument before.
+        """
         if ruled and isinstance(out, Tensor) and self.has_label(out):
             return
         if len(labels) == 1 and args and isinstance(out, Tensor) and out is not args[0]:
@@ -150,8 +162,8 @@ class Tracker:
             return
         if ruled and all(self.has_label(t) for t in results):
             return
-        in_place = bool(args) and results[0] is args[0]
-        if in_place and not self._made_here(results[0]):
+        in_place = bool(args) and results[0] is args[0] and results[0]._version != version
+        if in_place:
             self._note_written(results[0])
         found = follow(func, labels, args, kwargs, out)
         for i, tensor in enumerate(results):
@@ -182,15 +194,13 @@ class Tracker:
             return
         source = getattr(target, "_vestige_source", None)
         if source is not None:
-            if not self._made_here(source):
-                self._note_written(source)
+            self._note_written(source)
             self.give(source, label)
             target = source
         base = target._base
         if base is None:
             return
-        if not self._made_here(base):
-            self._note_written(base)
+        self._note_written(base)
         place = label.place(target.shape) if isinstance(label, Rows) else None
         whole: Label = Meeting("an in-place change of a part", lost=True)
         if isinstance(label, Rows) and place is not None:
@@ -209,8 +219,10 @@ class Tracker:
         self.give(base, whole)
 
     def _note_written(self, tensor: Tensor) -> None:
-        """Values of the batch were written to a tensor that this pass has not made: it keeps them.
-        (Of its own tensors, that is: the labels of inputs were given when the pass began.)"""
+        """Values of the batch are written to a tensor: does it outlast the forward pass?"""
+        key = id(tensor)
+        if not (key in self._registered or key in self._met or key in self._own):
+            return  # made by this pass, or given to it
         found = ((type(m).__name__, key) for m, key, t in self._kept() if t is tensor)
         self._written = self._written or next(found, ("the program", "a tensor outside the model"))
 
@@ -241,6 +253,7 @@ class Tracker:
         mark = getattr(tensor, "_vestige", None)
         if mark is not None and mark[1] is not None:
             return Meeting("values that were kept from an earlier batch")
+        self._met.add(id(tensor))
         if self._is_own(tensor) or id(tensor) in self._constants:
             return None
         base = tensor._base
