@@ -287,6 +287,7 @@ def _plainly(capture: Capture, inputs: Any) -> list[Any]:
     """What the model returns, as if nobody watched."""
     args, kwargs = pytree.tree_map(_cloned, inputs)
     torch.manual_seed(0)
+    capture.tracker.restart()
     with capture.plainly(), torch.enable_grad(), _NoChance(capture):
         return pytree.tree_leaves(capture.module(*args, **kwargs))
 
@@ -460,9 +461,11 @@ def _aside(capture: Capture) -> Iterator[None]:
     kept = (capture.collector, capture.batch, capture.mean_loss)
     capture.declared_mean = capture.mean_loss
     capture.mean_loss = False
+    capture.tracker.noting = True
     try:
         yield
     finally:
+        capture.tracker.noting = False
         capture.stop_watching()
         capture.collector, capture.batch, capture.mean_loss = kept
 
@@ -509,7 +512,7 @@ class _NoChance(TorchFunctionMode):
 
     def __init__(self, capture: Capture) -> None:
         super().__init__()
-        self._tracker = capture.tracker
+        self._capture = capture
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -524,8 +527,8 @@ class _NoChance(TorchFunctionMode):
         stand_in = _STAND_INS.get(name)
         if stand_in is None:
             out = func(*args, **kwargs)
-            if isinstance(out, bool) and name in VALUES:
-                self._tracker.note_branch(out)
+            if self._capture.plain and isinstance(out, bool) and name in VALUES:
+                self._capture.tracker.answered(out)
             return out
         return stand_in(func, args, kwargs)
 
