@@ -10,8 +10,9 @@ can, in float64. Four things are asked:
     all rows' cotangents at once: each row's norm is that of the row alone
     one row changed, a million times larger: nothing of the others moves
 
-and the second and third once more with as many rows as another axis is long. Where the model
-returns a loss instead of rows, the norms of its rows are compared.
+and the second and third once more with as many rows as another axis is long. At last one row is
+repeated as often as the batch at hand has rows: every copy must come out as the row alone does.
+Where the model returns a loss instead of rows, the norms of its rows are compared.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def self_check(
                         again = _trial(capture, real, equal, seed, kind, double)
                         if isinstance(again, Trial):
                             _compare(again, [0, equal - 1])
+                    _compare_places(trial, _rows_of(real, capture))
                 except VestigeError:
                     raise
                 except Exception as error:
@@ -283,12 +285,12 @@ def _captured(capture: Capture, inputs: Any, rows: int) -> list[Any]:
         return pytree.tree_leaves(capture.module(*args, **kwargs))
 
 
-def _plainly(capture: Capture, inputs: Any) -> list[Any]:
+def _plainly(capture: Capture, inputs: Any, gradients: bool = True) -> list[Any]:
     """What the model returns, as if nobody watched."""
     args, kwargs = pytree.tree_map(_cloned, inputs)
     torch.manual_seed(0)
     capture.tracker.restart()
-    with capture.plainly(), torch.enable_grad(), _NoChance(capture):
+    with capture.plainly(), torch.set_grad_enabled(gradients), _NoChance(capture):
         return pytree.tree_leaves(capture.module(*args, **kwargs))
 
 
@@ -410,6 +412,22 @@ def _compare_with_other_company(
             _same(now, one.index_select(output.axis, kept), "output", _COMPANY, _OUTPUTS)
     _, now_squares = _backward(trial, targets, cotangents)
     _same(now_squares[1:].sqrt(), squares[1:].sqrt(), "gradient", _COMPANY, _GRADIENTS)
+
+
+def _compare_places(trial: Trial, rows: int) -> None:
+    """A batch of copies of one row, as many as the real batch has: neither the place in the batch
+    nor the number of rows may matter."""
+    axis = trial.capture.axis
+
+    def copies(count: int) -> Callable[[Tensor], Tensor]:
+        return lambda t: t.narrow(axis, 0, 1).expand(*t.shape[:axis], count, *t.shape[axis + 1 :])
+
+    all_rows = _plainly(trial.capture, _changed(trial, copies(rows)), gradients=False)
+    alone = _plainly(trial.capture, _changed(trial, copies(1)), gradients=False)
+    for at, output in trial.outputs.items():
+        if output.value.shape[output.axis] == trial.rows:  # one entry for each row
+            one = alone[at].expand(all_rows[at].shape)
+            _same(all_rows[at], one, "output", "from its place or the number of rows", _OUTPUTS)
 
 
 _COMPANY = "from the other examples of its batch"

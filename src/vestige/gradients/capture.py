@@ -455,6 +455,8 @@ class Capture(TorchFunctionMode):
             return self.tracker.on_axis(value.shape, axis)
         if self.rows > 1:
             place = label.place(value.shape)
+            if label.count == 1:
+                raise Uncovered(f"{what} is given one row that was picked from the batch")
             if place is None:
                 raise Uncovered(f"{what} is given rows that are spread over several axes")
             if place[0] >= value.ndim - channels:

@@ -134,7 +134,7 @@ class Tracker:
             return
         if not results:
             if name_of(func) in VALUES and not seen_before:
-                self._refuse_value(name_of(func))
+                self._refuse_value(repr(name_of(func)))
             return
         if ruled and all(self.has_label(t) for t in results):
             return
@@ -154,7 +154,7 @@ class Tracker:
         """A number that leaves the tensors steers what all rows go through. A yes or no may, in the
         directions that the self-check has taken and found to make no difference."""
         raise PrivacyError(
-            f"{name!r} turns values of the batch into a Python value ({_site()}), where "
+            f"{name} turns values of the batch into a Python value ({_site()}), where "
             "what becomes of it cannot be followed from row to row. Keep it in tensors: "
             "torch.where instead of if, a fixed length instead of lengths.max()."
         )
@@ -183,7 +183,7 @@ class Tracker:
         """How many positions were picked by their content tells about all rows."""
         mark = getattr(tensor, "_vestige", None)
         if mark is not None and mark[0] == self._token and getattr(mark[1], "ragged", False):
-            self._refuse_value(f"shape of {mark[1].what.strip(chr(39))}")
+            self._refuse_value(f"the shape of what {mark[1].what} gave")
 
     def _spread(self, target: Tensor) -> None:
         """A tensor was written in place: what it is a view of, or .data of, has changed, too."""

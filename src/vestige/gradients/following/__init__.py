@@ -125,7 +125,8 @@ zeros_like ones_like empty_like full_like rand_like randn_like randint_like
 new_zeros new_ones new_empty new_full
 """.split()
 _LEADING = """
-max_pool1d max_pool2d max_pool3d boolean_dispatch _max_pool1d _max_pool2d _max_pool3d fractional_max_pool2d
+max_pool1d max_pool2d max_pool3d boolean_dispatch _max_pool1d _max_pool2d _max_pool3d
+fractional_max_pool2d
 avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
 adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d lp_pool1d lp_pool2d lp_pool3d
 max_pool2d_with_indices max_pool1d_with_indices max_pool3d_with_indices max_unpool1d max_unpool2d
