@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import torch
@@ -461,7 +462,7 @@ def _signature(inputs: Any) -> Any:
     def one(path: Any, value: Any) -> Any:
         if isinstance(value, Tensor):
             return pytree.keystr(path), value.dtype, value.ndim
-        plain = isinstance(value, bool | int | float | str | type(None))
+        plain = isinstance(value, bool | int | float | complex | str | bytes | type(None) | Enum)
         return pytree.keystr(path), value if plain else type(value)
 
     return tuple(one(path, value) for path, value in pytree.tree_leaves_with_path(inputs))

@@ -9,6 +9,8 @@ can, in float64. It is asked whether
     all of that row stays the same in other company: as many rows as another axis is long, one of
         them a million times larger, and all rows' cotangents at once
 
+At last one row is repeated as often as the batch at hand has rows (up to 32 times): every copy must
+come out as the row alone does.
 Where the model returns a loss instead of rows, the norms of its rows are compared.
 """
 
@@ -72,6 +74,7 @@ def self_check(
                     continue
                 try:
                     _compare(trial, [1, few - 1], equal or few + 1)
+                    _compare_places(trial, min(_rows_of(real, capture), 32))
                 except VestigeError:
                     raise
                 except Exception as error:
@@ -290,11 +293,12 @@ def _captured(capture: Capture, inputs: Any, rows: int) -> list[Any]:
         return pytree.tree_leaves(capture.module(*args, **kwargs))
 
 
-def _plainly(capture: Capture, inputs: Any) -> list[Any]:
+def _plainly(capture: Capture, inputs: Any, gradients: bool = True) -> list[Any]:
     """What the model returns, as if nobody watched."""
     args, kwargs = pytree.tree_map(_cloned, inputs)
     torch.manual_seed(0)
-    with capture.plainly(), torch.enable_grad(), _NoChance(capture):
+    capture.tracker.restart()
+    with capture.plainly(), torch.set_grad_enabled(gradients), _NoChance(capture):
         return pytree.tree_leaves(capture.module(*args, **kwargs))
 
 
@@ -423,6 +427,22 @@ def _compare_in_other_company(
         _same(norm, gradient.norm(), what, _COMPANY, _GRADIENTS)
 
 
+def _compare_places(trial: Trial, rows: int) -> None:
+    """A batch of copies of one row, as many as the real batch has: neither the place in the batch
+    nor the number of rows may matter."""
+    axis = trial.capture.axis
+
+    def copies(count: int) -> Callable[[Tensor], Tensor]:
+        return lambda t: t.narrow(axis, 0, 1).expand(*t.shape[:axis], count, *t.shape[axis + 1 :])
+
+    all_rows = _plainly(trial.capture, _changed(trial, copies(rows)), gradients=False)
+    alone = _plainly(trial.capture, _changed(trial, copies(1)), gradients=False)
+    for at, output in trial.outputs.items():
+        if output.value.shape[output.axis] == trial.rows:  # one entry for each row
+            one = alone[at].expand(all_rows[at].shape)
+            _same(all_rows[at], one, "output", "from its place or the number of rows", _OUTPUTS)
+
+
 _COMPANY = "from the other examples of its batch"
 
 
@@ -472,9 +492,11 @@ def _aside(capture: Capture) -> Iterator[None]:
     kept = (capture.collector, capture.batch, capture.mean_loss)
     capture.declared_mean = capture.mean_loss
     capture.mean_loss = False
+    capture.tracker.noting = True
     try:
         yield
     finally:
+        capture.tracker.noting = False
         capture.stop_watching()
         capture.collector, capture.batch, capture.mean_loss = kept
 
@@ -525,7 +547,7 @@ class _NoChance(TorchFunctionMode):
 
     def __init__(self, capture: Capture) -> None:
         super().__init__()
-        self._tracker = capture.tracker
+        self._capture = capture
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -540,8 +562,8 @@ class _NoChance(TorchFunctionMode):
         stand_in = _STAND_INS.get(name)
         if stand_in is None:
             out = func(*args, **kwargs)
-            if isinstance(out, bool) and name in VALUES:
-                self._tracker.note_branch(out)
+            if self._capture.plain and isinstance(out, bool) and name in VALUES:
+                self._capture.tracker.answered(out)
             return out
         return stand_in(func, args, kwargs)
 

@@ -296,8 +296,14 @@ class Capture(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._stream is not None:
             self._stream.watch(kwargs.get("generator"))
-        if self.paused or self._forward is None or func in _FACTS:
+        if self.paused or self._forward is None:
             return func(*args, **kwargs)
+        if func in _FACTS:
+            if func in _LENGTHS:
+                self.tracker.refuse_length(args[0])
+            return func(*args, **kwargs)
+        if func is torch.Tensor.__iter__:
+            return iter(self.__torch_function__(torch.Tensor.unbind, types, args))
         labels = self.tracker.labels(args, kwargs)
         version = args[0]._version if args and isinstance(args[0], Tensor) else None
         rule = self._rules.get(func) if torch.is_grad_enabled() else None
@@ -462,6 +468,8 @@ class Capture(TorchFunctionMode):
             return self.tracker.on_axis(value.shape, axis)
         if self.rows > 1:
             place = label.place(value.shape)
+            if label.count == 1:
+                raise Uncovered(f"{what} is given one row that was picked from the batch")
             if place is None:
                 raise Uncovered(f"{what} is given rows that are spread over several axes")
             if place[0] >= value.ndim - channels:
@@ -511,19 +519,24 @@ class Capture(TorchFunctionMode):
         self.batch.done = True
 
 
+_LENGTHS = {
+    torch.Tensor.size,
+    torch.Tensor.numel,
+    torch.Tensor.nelement,
+    torch.Tensor.__len__,
+    torch.Tensor.shape.__get__,  # type: ignore[attr-defined]
+}
 # Facts about a tensor that are not its contents.
 _FACTS = {
-    torch.Tensor.size,
+    *_LENGTHS,
     torch.Tensor.dim,
-    torch.Tensor.numel,
     torch.Tensor.stride,
     torch.Tensor.is_floating_point,
     torch.Tensor.is_contiguous,
     torch.Tensor.get_device,
-    torch.Tensor.__len__,
     *(
         getattr(torch.Tensor, name).__get__
-        for name in "shape dtype device ndim requires_grad layout is_cuda is_sparse".split()
+        for name in "dtype device ndim requires_grad layout is_cuda is_sparse".split()
     ),
 }
 

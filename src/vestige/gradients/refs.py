@@ -85,7 +85,7 @@ def does_not_fit(operation: str, given: Sequence[Tensor], error: Exception) -> C
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """The tensors in nested sequences, mappings and dataclasses."""
+    """The tensors in nested sequences, mappings, slices and dataclasses."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, tuple | list | deque | set):
@@ -94,6 +94,8 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, Mapping):
         for item in tree.values():
             yield from tensors_in(item)
+    elif isinstance(tree, slice):
+        yield from tensors_in((tree.start, tree.stop, tree.step))
     elif is_dataclass(tree) and not isinstance(tree, type):
         yield from tensors_in(vars(tree) if hasattr(tree, "__dict__") else ())
 

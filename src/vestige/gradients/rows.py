@@ -43,10 +43,14 @@ class Summed(_Unsaved):
 
 @dataclass(frozen=True)
 class Meeting(_Unsaved):
-    """Rows meet in the operation `what`; with `lost`, they only could not be followed there."""
+    """Rows meet in the operation `what`; with `lost`, they only could not be followed there.
+
+    A `ragged` tensor's shape depends on the contents of the rows.
+    """
 
     what: str
     lost: bool = False
+    ragged: bool = False
 
     def refusal(self) -> PrivacyError:
         """Why a tensor with this label may not meet a parameter or enter a loss."""

@@ -8,12 +8,15 @@ of the tensor object, valid for one forward pass and one version of its contents
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from vestige.errors import PrivacyError
 from vestige.gradients.following import follow, keeps_places, name_of
@@ -24,8 +27,10 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _OWN_KEYS = frozenset(nn.Module().__dict__) | {"forward"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), nn.Module, torch.dtype, torch.device)
 _PLAIN_TYPES = frozenset(t for t in _PLAIN if t is not nn.Module)
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 # What shares the memory of a tensor without being its view.
-_ALIASES = {torch.Tensor.data.__get__, torch.Tensor.detach, torch.detach}  # type: ignore[attr-defined]
+_ALIASES = {_DATA, torch.Tensor.detach, torch.detach}
 VALUES = """
 item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ __contains__ equal
 allclose is_nonzero __dlpack__
@@ -48,8 +53,12 @@ class Tracker:
         self.learning = False
         self._learned = False
         self._constants: dict[int, Tensor] = {}
-        # Where the forward pass asks for a yes or no about the batch, and what was answered.
-        self._branches: set[tuple[str, bool]] = set()
+        # Where the forward pass asks for a yes or no about the batch, and what was answered: the
+        # lines on the way there, the how-manieth time in this pass, the answer.
+        self._branches: set[tuple[Any, int, bool]] = set()
+        self._visits: Counter[Any] = Counter()
+        self.noting = False  # while the self-check runs
+        self._top = type(module).forward.__code__
         self.checked = False  # whether the self-check has shown something
         self._registered: set[int] = set()  # parameters and buffers
         self._own: dict[int, Tensor] = {}  # the model's tensors, also in attributes
@@ -66,6 +75,7 @@ class Tracker:
         self._token += 1
         self.rows, self._looked, self._written = rows, False, None
         self._met.clear()
+        self._visits.clear()
         stores = [s for m in self._parts for s in (m._parameters, m._buffers)]
         self._registered = {id(t) for store in stores for t in store.values() if t is not None}
         tensors = list(tensors_in(inputs))
@@ -148,62 +158,92 @@ class Tracker:
                 return
         if func is torch.Tensor.__setitem__:
             out = args[0]
+        elif func == _SET_DATA:
+            self._set_data(labels, *args)
+            return
         results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
         if func in _ALIASES and results:
-            out._vestige_source = args[0]
+            out._vestige_source = args[0], func == _DATA
+        seen_before = isinstance(out, bool) and name_of(func) in VALUES and self.answered(out)
         if not labels:
             for tensor in results:
                 if not (ruled and self.has_label(tensor)) and id(tensor) not in self._registered:
                     self.give(tensor, None)
             return
         if not results:
-            if name_of(func) in VALUES:
-                self._refuse_value(func, out)
+            if name_of(func) in VALUES and not seen_before:
+                self._refuse_value(repr(name_of(func)))
             return
         if ruled and all(self.has_label(t) for t in results):
             return
         in_place = bool(args) and results[0] is args[0] and results[0]._version != version
-        if in_place:
-            self._note_written(results[0])
+        if in_place or "out" in kwargs:
+            for tensor in results:
+                self._note_written(tensor)
         found = follow(func, labels, args, kwargs, out)
         for i, tensor in enumerate(results):
             label = found[i] if isinstance(found, list) else found
             self.give(tensor, label)
-        if in_place:
-            self._spread(results[0])
+        if in_place or "out" in kwargs:
+            for tensor in results:
+                self._spread(tensor)
 
-    def _refuse_value(self, func: Any, answer: Any) -> None:
+    def _refuse_value(self, name: str) -> None:
         """A number that leaves the tensors steers what all rows go through. A yes or no may, in the
         directions that the self-check has taken and found to make no difference."""
-        if isinstance(answer, bool) and (not self.checked or (_site(), answer) in self._branches):
-            return
         raise PrivacyError(
-            f"{name_of(func)!r} turns values of the batch into a Python value ({_site()}), where "
+            f"{name} turns values of the batch into a Python value ({_site()}), where "
             "what becomes of it cannot be followed from row to row. Keep it in tensors: "
             "torch.where instead of if, a fixed length instead of lengths.max()."
         )
 
-    def note_branch(self, answer: bool) -> None:
-        """The self-check took a branch."""
-        self._branches.add((_site(), answer))
+    def restart(self) -> None:
+        """A pass of the self-check begins that nobody watches."""
+        self._visits.clear()
+
+    def answered(self, answer: bool) -> bool:
+        """The forward pass asked for a yes or no: whether the self-check got the same answer at
+        the same place, or has shown nothing."""
+        lines = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not self._top:
+            if not frame.f_code.co_filename.startswith(_LIBRARIES):
+                lines.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        way = (*lines, frame.f_lineno if frame is not None else 0)
+        self._visits[way] += 1
+        key = (way, self._visits[way], answer)
+        if self.noting:
+            self._branches.add(key)
+        return not self.checked or key in self._branches
+
+    def refuse_length(self, tensor: Tensor) -> None:
+        """How many positions were picked by their content tells about all rows."""
+        mark = getattr(tensor, "_vestige", None)
+        if mark is not None and mark[0] == self._token and getattr(mark[1], "ragged", False):
+            self._refuse_value(f"the shape of what {mark[1].what} gave")
 
     def _spread(self, target: Tensor) -> None:
         """A tensor was written in place: what it is a view of, or .data of, has changed, too."""
         label = target._vestige[1]  # type: ignore[attr-defined]
         if label is None:
             return
-        source = getattr(target, "_vestige_source", None)
+        source, counts_alone = getattr(target, "_vestige_source", (None, False))
         if source is not None:
             self._note_written(source)
+            if counts_alone:
+                increment_version(source)  # other views of it must not look untouched
             self.give(source, label)
-            target = source
+            self._spread(source)
         base = target._base
         if base is None:
             return
         self._note_written(base)
         place = label.place(target.shape) if isinstance(label, Rows) else None
         whole: Label = Meeting("an in-place change of a part", lost=True)
-        if isinstance(label, Rows) and place is not None:
+        if self.rows == 1:
+            whole = Rows(1, 1)
+        elif isinstance(label, Rows) and place is not None:
             axis, inner = place
             for j in range(base.ndim):
                 same_step = base.stride(j) == target.stride(axis)
@@ -217,6 +257,17 @@ class Tracker:
         ):
             whole = before if isinstance(before, Meeting) else Meeting("an in-place change")
         self.give(base, whole)
+        if hasattr(base, "_vestige_source"):
+            self._spread(base)
+
+    def _set_data(self, labels: dict[int, Label], target: Tensor, value: Any) -> None:
+        """target.data = value: it has the rows that it had, or is lost."""
+        before, after = labels.get(id(target)), labels.get(id(value))
+        if before is None:
+            if after is not None:
+                self.give(target, after)
+        elif not (isinstance(before, Rows) and isinstance(after, Rows) and before.same(after)):
+            self.give(target, Meeting("an assignment to .data", lost=True))
 
     def _note_written(self, tensor: Tensor) -> None:
         """Values of the batch are written to a tensor: does it outlast the forward pass?"""

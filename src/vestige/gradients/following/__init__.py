@@ -12,10 +12,12 @@ that differs from row to row, no label tells: the self-check compares rows with 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
 
 from vestige.gradients.following import indexing, moving, pointwise, products
 from vestige.gradients.following.base import SUMMED, Args, Family, Lost, Meet, Result, agreed
@@ -30,7 +32,10 @@ def follow(
     `labels` has those of the arguments, by their identity, at least one.
     """
 
+    unseen = set(labels)
+
     def see(tensor: Tensor) -> Label | None:
+        unseen.discard(id(tensor))
         return labels.get(id(tensor))
 
     if not args and "input" in kwargs:
@@ -38,7 +43,7 @@ def follow(
     family = _family(func)
     try:
         ones = [x for x in labels.values() if isinstance(x, Rows) and x.count == 1]
-        if ones and family is not pointwise.like:
+        if ones and family not in (pointwise.like, moving.joined, moving.stacked):
             # Whatever is made of one row belongs to it; with others it makes a meeting.
             if len(ones) < len(labels):
                 raise Meet
@@ -46,12 +51,16 @@ def follow(
         if family is None:
             raise Lost
         found = family(see, args, kwargs, out)
+        if unseen and name_of(func) not in _AS:  # a length or a place that rows have given
+            raise Lost
         return Summed(f"{name_of(func)!r}") if found is SUMMED else found
     except (Lost, LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         why = f" ({error})" if isinstance(error, Lost) and error.args else ""
-        return _carried_on(labels.values()) or Meeting(f"{name_of(func)!r}{why}", lost=True)
+        found = Meeting(f"{name_of(func)!r}{why}", lost=True)
     except Meet:
-        return _carried_on(labels.values()) or Meeting(f"{name_of(func)!r}")
+        found = Meeting(f"{name_of(func)!r}")
+    ragged = name_of(func) in _RAGGED or any(getattr(x, "ragged", False) for x in labels.values())
+    return replace(_carried_on(labels.values()) or found, ragged=ragged)
 
 
 _known: dict[Any, Family | None] = {}  # families by function: names are looked up once
@@ -70,13 +79,19 @@ def keeps_places(func: Any) -> bool:
 
 
 def name_of(func: Any) -> str:
-    """The name of an operation, of the property that is read, or of an overload without its end."""
+    """The name of an operation, of the property that is read, or of an overload without its end.
+
+    An operation of somebody's library is not torch's of the same name.
+    """
     if func is F.unfold:  # Tensor.unfold is another operation
         return "im2col"
     name = getattr(func, "__name__", str(func))
     if name == "__get__":
         return f".{func.__self__.__name__}"
-    return name.partition(".")[0] if getattr(func, "__module__", "") == "torch._ops.aten" else name
+    if isinstance(func, OpOverload | OpOverloadPacket):
+        packet = func.overloadpacket if isinstance(func, OpOverload) else func
+        return str(packet).removeprefix("aten.")
+    return name
 
 
 def _carried_on(labels: Iterable[Label]) -> Meeting | None:
@@ -115,20 +130,27 @@ _RESHAPED = """
 reshape view flatten unflatten squeeze unsqueeze view_as reshape_as ravel atleast_1d atleast_2d
 atleast_3d _unsafe_view squeeze_ unsqueeze_
 """.split()
+# Their results may be as long as the contents of all rows say.
+_RAGGED = set(
+    "nonzero argwhere masked_select unique unique_consecutive where __getitem__ repeat_interleave "
+    "bincount one_hot arange linspace narrow index zeros ones full empty".split()
+)
+# The second argument only lends its shape or type.
+_AS = {"to", "type_as", "view_as", "reshape_as", "expand_as"}
 _LIKE = """
 zeros_like ones_like empty_like full_like rand_like randn_like randint_like
 new_zeros new_ones new_empty new_full
 """.split()
 _LEADING = """
-conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d
-max_pool3d boolean_dispatch _max_pool1d _max_pool2d _max_pool3d fractional_max_pool2d
+max_pool1d max_pool2d max_pool3d boolean_dispatch _max_pool1d _max_pool2d _max_pool3d
+fractional_max_pool2d
 avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
 adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d lp_pool1d lp_pool2d lp_pool3d
 max_pool2d_with_indices max_pool1d_with_indices max_pool3d_with_indices max_unpool1d max_unpool2d
 adaptive_max_pool2d_with_indices adaptive_max_pool1d_with_indices
 interpolate upsample affine_grid pixel_shuffle pixel_unshuffle channel_shuffle
 local_response_norm group_norm instance_norm dropout1d dropout2d dropout3d im2col col2im fold
-native_group_norm feature_dropout native_channel_shuffle embedding_bag
+feature_dropout native_channel_shuffle embedding_bag
 """.split()
 _LOSSES = """
 cross_entropy nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy
@@ -144,6 +166,10 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(_LIKE, pointwise.like),
     **dict.fromkeys(_LEADING, pointwise.leading),
     **dict.fromkeys(_LOSSES, pointwise.loss),
+    **dict.fromkeys(
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split(),
+        pointwise.convolved,
+    ),
     **dict.fromkeys(["mul", "multiply", "__mul__", "__rmul__", "__imul__"], pointwise.multiplying),
     **dict.fromkeys(
         ["div", "divide", "true_divide", "__truediv__", "__itruediv__"], pointwise.scaling
@@ -157,11 +183,13 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(["layer_norm", "rms_norm"], pointwise.trailing),
     **dict.fromkeys(["sum", "mean", "nansum", "nanmean"], pointwise.along(1, linear=True)),
     **dict.fromkeys(
-        "amax amin max min prod std var std_mean var_mean logsumexp argmax argmin all any median "
+        "amax amin prod std var std_mean var_mean logsumexp argmax argmin all any median "
         "count_nonzero softmax log_softmax softmin cumsum cumprod cummax cummin logcumsumexp "
         "aminmax nanmedian special_softmax _softmax special_logsumexp".split(),
         pointwise.along(1),
     ),
+    **dict.fromkeys(["max", "min"], pointwise.extreme),
+    "msort": pointwise.along(9, 0, name="_"),
     **dict.fromkeys(["norm", "vector_norm", "linalg_vector_norm"], pointwise.along(2)),
     **dict.fromkeys(["topk", "kthvalue"], pointwise.along(2, -1)),
     "linalg_norm": pointwise.along(2),
@@ -182,7 +210,7 @@ FAMILIES: dict[str, Family] = {
         "fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2".split(), pointwise.along(2, (-2, -1))
     ),
     **dict.fromkeys(["tril", "triu", "tril_", "triu_"], pointwise.along(9, (-2, -1), name="_")),
-    **dict.fromkeys(["sort", "argsort", "msort"], pointwise.sort),
+    **dict.fromkeys(["sort", "argsort"], pointwise.sort),
     **dict.fromkeys(
         "gather take_along_dim scatter scatter_ scatter_add scatter_add_ scatter_reduce".split(),
         pointwise.gather,

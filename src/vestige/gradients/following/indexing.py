@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,7 @@ def index_selected(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Re
     dim = from_front(argument(args, kwargs, 1, "dim"), value.ndim)
     index: list[Any] = [slice(None)] * value.ndim
     index[dim] = argument(args, kwargs, 2, "index")
-    return _indexed(see, rows, value, index, out)
+    return _indexed(see, rows, value, tuple(index), out)
 
 
 def indexed(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
@@ -50,13 +51,20 @@ def _spelled(index: Any, ndim: int) -> list[Any]:
     """An index with its ellipsis written out, one entry for each axis (and None for new ones)."""
     parts = list(index) if isinstance(index, tuple) else [index]
     used = 0
-    for part in parts:
-        if isinstance(part, bool):
+    for i, part in enumerate(parts):
+        if isinstance(part, np.integer):
+            parts[i] = int(part)
+        elif isinstance(part, list) and all(type(place) is int for place in part):
+            parts[i] = torch.tensor(part)
+        elif isinstance(part, bool) or not isinstance(part, _PARTS):
             raise Lost
         if part is not None and part is not Ellipsis:
             used += part.ndim if is_mask(part) else 1
     at = next((i for i, part in enumerate(parts) if part is Ellipsis), len(parts))
     return [*parts[:at], *[slice(None)] * (ndim - used), *parts[at + 1 :]]
+
+
+_PARTS = (int, slice, Tensor, type(None), type(Ellipsis))
 
 
 def is_mask(part: Any) -> bool:
@@ -66,8 +74,7 @@ def is_mask(part: Any) -> bool:
 def _indexed(see: See, rows: Rows, value: Tensor, index: Any, out: Tensor) -> Rows:
     parts = _spelled(index, value.ndim)
     arrays = [(i, p) for i, p in enumerate(parts) if isinstance(p, Tensor)]
-    listed = any(isinstance(p, list) for p in parts)
-    if listed or any(is_mask(p) for _, p in arrays):
+    if any(is_mask(p) for _, p in arrays):
         raise Lost("positions picked by their content: examples differ in number")
     if rows.count == 1:
         for _, part in arrays:
@@ -96,6 +103,7 @@ def _indexed(see: See, rows: Rows, value: Tensor, index: Any, out: Tensor) -> Ro
     picked = parts[at]
     if not isinstance(picked, Tensor):
         raise Lost
+    see(picked)  # rows may say in which order they come: the order is followed by its values
     order = owners[picked.to(value.device)].expand(block).reshape(-1)
     suffix = prod(out.shape[first + len(block) :])
     flat = (len(order), suffix)
@@ -145,7 +153,7 @@ def _looked_up(see: See, value: Tensor, index: Any, out: Tensor) -> Rows:
     """A constant at places that rows give: each place belongs to its row."""
     parts = _spelled(index, value.ndim)
     arrays = [p for p in parts if isinstance(p, Tensor)]
-    if any(is_mask(p) for p in arrays) or any(isinstance(p, list) for p in parts):
+    if any(is_mask(p) for p in arrays):
         raise Lost("positions picked by their content: examples differ in number")
     chosen = [i for i, p in enumerate(parts) if isinstance(p, Tensor | int)]
     block = torch.broadcast_shapes(*(p.shape for p in arrays))
@@ -171,8 +179,6 @@ def assigned(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
     parts = _spelled(index, target.ndim)
     arrays = [p for p in parts if isinstance(p, Tensor)]
     content = see(value) if isinstance(value, Tensor) else None
-    if any(isinstance(p, list) for p in parts):
-        raise Lost
     if any(see(p) is not None for p in arrays) or (arrays and content is not None):
         # A mask over the first axes, and a constant: like masked_fill.
         if len(arrays) != 1 or not is_mask(arrays[0]) or content is not None:

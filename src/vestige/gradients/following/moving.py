@@ -45,8 +45,10 @@ def complex_pairs(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Res
 
 
 def appended(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
-    """Each entry becomes a vector: one_hot."""
+    """Each entry becomes a vector: one_hot. Without a number of classes the longest row decides."""
     rows = rows_of(see(args[0]))
+    if argument(args, kwargs, 1, "num_classes", -1) < 0:
+        raise Meet
     return Rows(rows.stride * out.shape[-1], rows.batch, rows.order)
 
 
@@ -134,18 +136,27 @@ def joined(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
     # An empty tensor of one axis is passed over by torch.
     parts = [t for t in parts if t.shape != (0,) or out.ndim == 1]
     found = [(t, rows_of(label)) for t in parts if (label := see(t)) is not None]
-    places = {place_of(rows, t.shape) for t, rows in found}
-    if len(places) != 1:
-        raise Meet
-    axis, inner = next(iter(places))
-    if axis != dim:
+    places = {place_of(rows, t.shape) for t, rows in found if rows.count > 1}
+    if not places and all(rows.same(found[0][1]) for _, rows in found):
+        return found[0][1]  # parts of one row
+    if any(axis != dim for axis, _ in places):
+        if len(places) > 1:
+            raise Meet
+        axis, inner = next(iter(places))
         return agreed([rows.at(out.shape, axis, inner) for _, rows in found])
     if len(found) < len(parts):  # a constant among the rows belongs to nobody
         raise Meet
-    if all(rows.same(found[0][1]) for _, rows in found):
-        return found[0][1].at(out.shape, axis, inner)
-    owners = [rows.owners(t.shape, axis, inner, out.device) for t, rows in found]
-    return ordered(torch.cat(owners), out.shape, axis, found[0][1].batch)
+    if len(places) == 1 and all(rows.same(found[0][1]) for _, rows in found):
+        return found[0][1].at(out.shape, *next(iter(places)))
+    owners = [_along(rows, t.shape, dim, out.device) for t, rows in found]
+    return ordered(torch.cat(owners), out.shape, dim, found[0][1].batch)
+
+
+def _along(rows: Rows, shape: Sequence[int], dim: int, device: torch.device) -> Tensor:
+    """The row that each index of `dim` belongs to, where rows are on it or are only one."""
+    if rows.count > 1:
+        return rows.owners(shape, dim, place_of(rows, shape)[1], device)
+    return rows.owners((1,), 0, 1, device).expand(shape[dim])
 
 
 def stacked(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
@@ -156,8 +167,14 @@ def stacked(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
     for t in parts:
         if (label := see(t)) is not None:
             rows = rows_of(label)
-            axis, inner = place_of(rows, t.shape)
-            found.append(rows.at(out.shape, axis + (dim <= axis), inner))
+            if rows.count > 1:
+                axis, inner = place_of(rows, t.shape)
+                rows = rows.at(out.shape, axis + (dim <= axis), inner)
+            found.append(rows)
+    one_each = len(found) == len(parts) and all(rows.count == 1 for rows in found)
+    if one_each and not all(found[0].same(rows) for rows in found):
+        owners = [_along(rows, (1,), 0, out.device) for rows in found]
+        return ordered(torch.cat(owners), out.shape, dim, found[0].batch)
     return agreed(found)
 
 
@@ -206,7 +223,7 @@ def flipped(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
     if axis not in {from_front(d, value.ndim) for d in dims}:
         return rows
     return ordered(
-        rows.owners(value.shape, axis, inner, value.device).flip(0), out.shape, axis, rows.count
+        rows.owners(value.shape, axis, inner, value.device).flip(0), out.shape, axis, rows.batch
     )
 
 

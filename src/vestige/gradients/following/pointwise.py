@@ -89,8 +89,6 @@ def along(at: int, default: Any = None, name: str = "dim", linear: bool = False)
 
     def family(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
         value = args[0]
-        if len(args) > 1 and isinstance(args[1], Tensor):  # torch.max(a, b)
-            return pointwise(see, args, kwargs, out)
         label = see(value)
         if linear and isinstance(label, Summed):
             return label
@@ -100,6 +98,8 @@ def along(at: int, default: Any = None, name: str = "dim", linear: bool = False)
         dims = argument(args, kwargs, at, name, default)
         if dims is None and "axis" in kwargs:
             dims = kwargs["axis"]
+        if isinstance(dims, Tensor):
+            raise Lost
         if dims is None or isinstance(dims, bool):
             dims = range(value.ndim)
         dims = {from_front(d, value.ndim) for d in ([dims] if isinstance(dims, int) else dims)}
@@ -115,6 +115,12 @@ def along(at: int, default: Any = None, name: str = "dim", linear: bool = False)
         return rows.at(shape, axis - before, inner)
 
     return family
+
+
+def extreme(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+    """max and min: of two tensors entry by entry, or along an axis."""
+    two = len(args) > 1 and isinstance(args[1], Tensor) and isinstance(out, Tensor)
+    return (pointwise if two else along(1))(see, args, kwargs, out)
 
 
 def compared(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
@@ -165,6 +171,13 @@ def leading(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
     return rows.at(shape, 0, inner)
 
 
+def convolved(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+    """A convolution by a constant kernel. Without an axis of rows the first is the channels'."""
+    if args[0].ndim != argument(args, kwargs, 1, "weight").ndim:
+        raise Meet
+    return leading(see, args, kwargs, out)
+
+
 def leading_pair(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
     """The same with a second argument by row: the grid of grid_sample, the state of a cell."""
     label = leading(see, args[:1], {}, out)
@@ -211,7 +224,12 @@ def sort(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
 
 def gather(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
     """Entries picked or put along one axis, by indices of the same number of axes."""
-    value, dim = args[0], from_front(argument(args, kwargs, 1, "dim"), args[0].ndim)
+    value, dim = args[0], argument(args, kwargs, 1, "dim")
+    if not isinstance(dim, int):  # take_along_dim(input, indices, dim)
+        dim = argument(args, kwargs, 2, "dim")
+    if not isinstance(dim, int):
+        raise Lost
+    dim = from_front(dim, value.ndim)
     tensors = [t for t in tensors_in((args, kwargs)) if see(t) is not None]
     found = []
     for tensor in tensors:
