@@ -30,7 +30,7 @@ from vestige.engine import PrivacyEngine
 from vestige.gradients.rows import Rows
 
 BROKEN, WHOLE = "mis-attributed rows", "the same, rows as they are"
-NOISE, TRIALS, POSITIONS = 8.0, 1000, 32
+NOISE, TRIALS, POSITIONS = 8.0, 400, 32
 
 
 def batch_major(self: Rows, value: Tensor) -> Tensor:
