@@ -83,6 +83,22 @@ class Headed(nn.Module):
         return self.last(mixed)  # type: ignore[no-any-return]
 
 
+class Layered(nn.Module):
+    """A norm and a table of embeddings on rows that are folded with their positions time-major."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        self.last = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, positions, width) to (rows, positions, classes)."""
+        rows, positions, _ = x.shape
+        folded = x.transpose(0, 1).flatten(0, 1)
+        inner = self.norm(folded) + self.table(folded.argmax(1))
+        return self.last(inner.view(positions, rows, -1).transpose(0, 1))  # type: ignore[no-any-return]
+
+
 class Gated(Folded):
     """Takes another way if the batch as a whole is loud: rows meet in a Python `if`."""
 
@@ -117,6 +133,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "rows turned round": lambda: Folded(lambda x: x.flip(0), lambda h, rows: h.flip(0)),
     "sorted rows": Sorted,
     "heads in the batch": Headed,
+    "time-major, other layers": Layered,
 }
 
 
