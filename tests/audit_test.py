@@ -10,6 +10,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,10 +37,12 @@ from vestige.audit.one_run_bound import one_run_epsilon, p_value
 from vestige.audit.plot import dp_curve, run_curve, write
 from vestige.audit.published import tipping_norms
 from vestige.audit.readings import readings
+from vestige.audit.rows_attack import audit_rows, misread
 from vestige.audit.setting import Setting
-from vestige.audit.table import write_table
+from vestige.audit.table import write_rows, write_table
 from vestige.audit.transcript import listening
 from vestige.audit.whitening import correlated_scores, stretch_signals
+from vestige.gradients.rows import Rows
 from vestige.ledger import Event
 from vestige.methods import DPFTRL, DPSAM, METHODS, Disk, DPAdamAC, FractionalNoise, Kalman, resolve
 from vestige.release import Door
@@ -511,13 +514,58 @@ def test_the_table_has_a_row_for_each_method(tmp_path):
     assert [row["method"] for row in numbers["methods"]] == ["disk", "geodp"]
     assert numbers["command"] == "a command" and numbers["teeth"] == []
     text = made[1].read_text()
-    assert "| disk | 2.00 |" in text and text.count("violated") == 1
+    assert "| disk | 2.00 |" in text and text.count("violated") == 2
+    assert [row["violated"] for row in numbers["rows"]] == [True, False]
+    assert "| mis-attributed rows | 0.44 | **" in text
     assert "| geodp | none; published 2.00 | **" in text
     assert numbers["methods"][0]["confidence"] == pytest.approx(1 - 0.05 / 4)
     with pytest.raises(ConfigError, match="unknown"):
         write_table(tmp_path / "t.md", ["nope"], 2.0, 300, 3, "")
     with pytest.raises(ConfigError, match="must be a folder"):
         write_table(tmp_path / "t.txt", ["disk"], 2.0, 300, 3, "")
+
+
+def test_the_part_on_rows_is_made_anew_and_nothing_else_changes(tmp_path):
+    text = "a table\n\n| row |\n"
+    numbers = {"command": "an earlier one", "methods": [{"epsilon_lower": 0.1 + 0.2}], "teeth": []}
+    (tmp_path / "table.md").write_text(text)
+    with pytest.raises(ConfigError, match="make the whole table first"):
+        write_rows(tmp_path, 100, 3, "a command")
+    (tmp_path / "audit.json").write_text(json.dumps(numbers, indent=2) + "\n")
+    for command in ("a command", "another"):
+        write_rows(tmp_path, 100, 3, command)
+        now = (tmp_path / "table.md").read_text()
+        assert now.startswith(text) and now.count("| mis-attributed rows |") == 1
+        assert f"`{command}`" in now
+        kept = (tmp_path / "audit.json").read_text()
+        assert kept.startswith(json.dumps(numbers, indent=2).removesuffix("\n}"))
+        assert json.loads(kept)["rows_command"] == command
+
+
+def test_the_table_that_is_kept_has_mis_attributed_rows():
+    kept = Path(__file__).parents[1] / "results" / "audit"
+    broken, whole = json.loads((kept / "audit.json").read_text())["rows"]
+    assert broken["method"] == "mis-attributed rows" and broken["violated"]
+    assert broken["epsilon_lower"] > 3 > 1 > broken["epsilon_claimed"]
+    assert whole["epsilon_claimed"] == broken["epsilon_claimed"] and not whole["violated"]
+    assert "| mis-attributed rows | 0.44 | **" in (kept / "table.md").read_text()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_mis_attributed_rows_are_caught_and_rightly_attributed_ones_are_not(seed):
+    broken, whole = (audit_rows(b, trials=200, seed=seed) for b in (True, False))
+    assert broken.epsilon_claimed == whole.epsilon_claimed == pytest.approx(0.434, abs=1e-3)
+    assert broken.violated and broken.epsilon_lower > 2
+    assert "by 35.19 C" in broken.notes[0]
+    assert not whole.violated and "by 1 C" in whole.notes[0]
+
+
+def test_the_engine_is_broken_for_the_attack_only():
+    first = Rows.first
+    with pytest.raises(KeyError), misread():
+        assert Rows.first is not first
+        raise KeyError
+    assert Rows.first is first
 
 
 def command(*arguments):

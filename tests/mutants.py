@@ -17,8 +17,11 @@ import torch
 
 from vestige import factorisation, noise, sampling, saving
 from vestige.adaptive import QuantileControl
+from vestige.audit.rows_attack import batch_major
 from vestige.clipping import Clip
 from vestige.gradients.capture import Batch
+from vestige.gradients.following import FAMILIES
+from vestige.gradients.rows import Rows
 from vestige.history import History
 from vestige.ledger import Ledger
 from vestige.methods import DPFTRL, DPIS, FO, FractionalNoise, Method
@@ -70,6 +73,10 @@ def changed_noise(patch, change):
             yield block, change(drawn.clone(), step)
 
     patch.setattr(Randomness, "normal_blocks", blocks)
+
+
+def raw_counts(clipped):
+    return None if clipped._counts is None else tuple(clipped._counts.tolist())
 
 
 def changed_factors(patch, change):
@@ -181,7 +188,7 @@ def gain_forgotten(patch):
 
 @mutant("counts of quantile clipping without noise", {"noise": "variance"}, clipping="quantile")
 def counts_without_noise(patch):
-    patch.setattr(Door, "_noisy_counts", lambda self, clipped: tuple(clipped._counts.tolist()))
+    patch.setattr(Door, "_noisy_counts", lambda self, clipped: raw_counts(clipped))
 
 
 @mutant("normaliser of dp-is without noise", {"noise": "variance"}, DPIS())
@@ -286,7 +293,7 @@ def abandoned_for_free(patch):
 # -- the clip -------------------------------------------------------------------------------
 
 
-@mutant("clipped after the sum", {"replay": "query"})
+@mutant("clipped after the sum", {"replay": "query", "rows": "query"})
 def clipped_after_sum(patch):
     clipped_sum = Run._clipped_sum
 
@@ -303,7 +310,11 @@ def clipped_after_sum(patch):
     patch.setattr(Run, "_clipped_sum", after)
 
 
-@mutant("per-layer C not split", {"replay": "query", **AUDIT}, clipping="per_layer")
+@mutant(
+    "per-layer C not split",
+    {"replay": "query", "rows": "query", **AUDIT},
+    clipping="per_layer",
+)
 def bound_not_split(patch):
     def whole(original, clip, square_norms, group, scale, dtype, rounding):
         wide = replace(clip, bounds=tuple(c * math.sqrt(len(clip.bounds)) for c in clip.bounds))
@@ -317,7 +328,7 @@ def bound_from_raw_counts(patch):
     noisy_counts, following = Door._noisy_counts, QuantileControl._next
 
     def noisy(self, clipped):
-        self.raw_counts = tuple(clipped._counts.tolist())
+        self.raw_counts = raw_counts(clipped)
         return noisy_counts(self, clipped)
 
     def raw(self, release):
@@ -365,7 +376,7 @@ def gate_reads_sum(patch):
     release = Run._release
 
     def gated(self):
-        if self.memory.branch is not None:
+        if self.memory is not None and self.memory.branch is not None:
             length = float(self.capture.collector.total.norm())
             self.memory.branch.values.mul_(1 + math.tanh(length))
         return release(self)
@@ -378,7 +389,8 @@ def recalled_late(patch):
     recall, release = Run._recall, Run._release
 
     def late(self):
-        recall(self, self.memory)
+        if self.memory is not None:
+            recall(self, self.memory)
         return release(self)
 
     patch.setattr(Run, "_recall", lambda self, memory: None)
@@ -451,7 +463,7 @@ def favourite(patch):
 
 @mutant(
     "records drawn twice in a lot",
-    {"replay": "query", "lots": "record drawn twice", "audit": "epsilon"},
+    {"replay": "query", "rows": "query", "lots": "record drawn twice", "audit": "epsilon"},
 )
 def drawn_twice(patch):
     drawn_otherwise(patch, lambda self, number, lot: np.repeat(lot, 2))
@@ -476,3 +488,60 @@ def fixed_size(patch):
 )
 def not_cyclic(patch):
     patch.setattr(FractionalNoise, "drawing", lambda self, around: None)
+
+
+# -- the rows -------------------------------------------------------------------------------
+
+
+MISATTRIBUTED = {"rows": "mis-attributed rows"}
+REFUSED = {"rows": "right model refused"}  # by what follows: labels that disagree meet
+
+
+@mutant("rows read batch-major, whatever their order is", MISATTRIBUTED)
+def rows_read_batch_major(patch):
+    patch.setattr(Rows, "first", batch_major)
+
+
+@mutant("rows that were sorted or turned round not put back", MISATTRIBUTED)
+def order_of_rows_ignored(patch):
+    patch.setattr(Rows, "canonical", lambda self: torch.arange(self.batch))
+
+
+@mutant("rows of an elementwise parameter read batch-major", MISATTRIBUTED)
+def rows_summed_batch_major(patch):
+    def summed(self, value):
+        if self.batch == 1:
+            return value.unsqueeze(0)
+        axis, _ = self.place(value.shape)
+        return value.unflatten(axis, (self.batch, -1)).movedim(axis, 0).sum(axis + 1)
+
+    patch.setattr(Rows, "summed", summed)
+
+
+@mutant("views joined by cat taken for neighbouring rows", REFUSED)
+def labels_of_cat_lost(patch):
+    joined = FAMILIES["cat"]
+
+    def lost(see, args, kwargs, out):
+        label, parts = joined(see, args, kwargs, out), len(args[0])
+        place = label.place(out.shape) if isinstance(label, Rows) else None
+        if place is None or place[0] != 0:
+            return label
+        return label.at(out.shape, 0, parts)
+
+    patch.setitem(FAMILIES, "cat", lost)
+
+
+@mutant("axes exchanged without their rows", REFUSED)
+def transposes_not_followed(patch):
+    def stays(see, args, kwargs, out):
+        label = see(args[0])
+        place = label.place(args[0].shape) if isinstance(label, Rows) else None
+        return label if place is None else label.at(out.shape, *place)
+
+    patch.setitem(FAMILIES, "transpose", stays)
+
+
+@mutant("the self-check switched off", MISATTRIBUTED)
+def self_check_off(patch):
+    patch.setattr(Run, "_check_way", lambda self, args, kwargs: None)

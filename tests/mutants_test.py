@@ -32,6 +32,9 @@ DEMANDED = (
     "noise seed reused after resume (dp-sgd)",
     "noise seed reused after resume (fo)",
     "per-layer C not split",
+    "rows read batch-major, whatever their order is",
+    "rows that were sorted or turned round not put back",
+    "the self-check switched off",
 )
 
 

@@ -101,6 +101,9 @@ def _seen(report: Report) -> str:
         looks = sum(one["looks"] for one in figures.values())
         used = max(one["largest_move"] for one in figures.values())
         return f"{looks} looks at lots; one record moved a query by {used:.3f} of its bound"
+    if report.check == "rows" and figures:
+        moved = figures["largest_move"]
+        return f"{figures['models']} models; one record moved a sum by {moved:.3f} of its bound"
     if report.check == "noise" and figures:
         rate = figures["false_alarm_rate"]
         return (

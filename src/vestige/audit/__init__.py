@@ -6,6 +6,9 @@
     bounds.py      from error rates to epsilon, with a stated confidence
     transcript.py  what the attacker sees: a narrow hook on the door
     replay.py      record and replay on neighbouring data
+    neighbours.py  how far one record moves the clipped sum of any model: `sensitivity(model, ...)`
+    rows_check.py  the same for rows that are folded with positions, views and heads
+    rows_attack.py what it costs if rows are attributed to the wrong record
     noise_check.py the law of the noise against the ledger
     lots_check.py  lots against the rate that they are charged at
     verify.py      all of them on anybody's method: `vestige verify`

@@ -20,15 +20,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=20_000, help="canaries")
     parser.add_argument("--seed", type=int, default=None, help="repeatable; default: fresh noise")
     parser.add_argument("--methods", default=",".join(METHODS), help="with commas; default: all")
+    parser.add_argument(
+        "--only-rows",
+        action="store_true",
+        help="make only the part on mis-attributed rows anew, in a folder that has a table",
+    )
     options = parser.parse_args(given)
-    from vestige.audit.table import write_table
+    from vestige.audit.table import write_rows, write_table
 
     names = [name.strip() for name in options.methods.split(",") if name.strip()]
     command = shlex.join(["python", "-m", "vestige.audit", *given])
     try:
-        written = write_table(
-            options.table, names, options.epsilon, options.trials, options.seed, command
-        )
+        if options.only_rows:
+            written = write_rows(options.table, options.trials, options.seed, command)
+        else:
+            written = write_table(
+                options.table, names, options.epsilon, options.trials, options.seed, command
+            )
     except VestigeError as error:
         print(f"vestige: error: {error}", file=sys.stderr)
         return 2

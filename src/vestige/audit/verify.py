@@ -1,16 +1,18 @@
-"""Verify a method class: the replay, the law of the noise, the lots, and the canaries' attack.
+"""Verify a method class: the replay, rows, the law of the noise, the lots, the canaries' attack.
 
 `load("MODULE:factory")` finds the method, `verify(method)` runs every check that Vestige runs on
 its own methods, on the real engine with small data of its own:
 
     claim    it claims a guarantee, and what it plans to be charged is what a run is charged
     replay   a neighbouring data set changes nothing but the sums, and those within the bound
+    rows     a record moves its own clipped gradient and nothing else, however rows are folded;
+             of the engine, with any method
     noise    the noise of releases has the law that the ledger was charged for
     lots     lots are drawn as they are charged
     audit    canaries: no empirical lower bound on epsilon above the claim
 
-Guarantee: none. A failure is a counterexample (replay, claim) or evidence at the stated rate of
-false alarms (noise, lots, audit). A pass says that these attacks found nothing.
+Guarantee: none. A failure is a counterexample (replay, rows, claim) or evidence at the stated rate
+of false alarms (noise, lots, audit). A pass says that these attacks found nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.accounting import events_of
-from vestige.audit import lots_check, noise_check, replay
+from vestige.audit import lots_check, noise_check, replay, rows_check
 from vestige.audit.findings import Finding, Report
 from vestige.audit.observation import SETTING, Observation
 from vestige.clip_forms import Clipping
@@ -35,7 +37,7 @@ from vestige.methods import Method, planned_charges
 
 TRIALS, QUICK_TRIALS, QUICK_STEPS = 4000, 1000, 60
 CONFIDENCE = 0.999  # of the canaries' bounds: a right method fails once in five hundred times
-CHECKS = ("claim", "replay", "noise", "lots", "audit")
+CHECKS = ("claim", "replay", "rows", "noise", "lots", "audit")
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def verify(
     checks: dict[str, Callable[[], Report]] = {
         "claim": lambda: _claim(method, observed),
         "replay": lambda: replay.examine(method, clipping=clipping),
+        "rows": rows_check.examine,
         "noise": lambda: noise_check.examine(observed()),
         "lots": lambda: lots_check.examine(observed()[0]),
         "audit": lambda: _audit(method, canaries, seed, clipping),
