@@ -256,6 +256,8 @@ def _trial(
     loss = next((at for at, x in labels.items() if isinstance(x, Summed)), None)
     if not outputs and loss is None:
         for label in labels.values():
+            if isinstance(label, Rows):
+                label = Meeting("a change of the rows' order that is not undone")
             if isinstance(label, Meeting):
                 raise label.refusal()
         return "the model returns nothing with batch rows"
@@ -404,6 +406,10 @@ def _compare_in_other_company(
     leaves = _captured(capture, inputs, len(rows))
     found = _outputs(capture, leaves)
     if trial.loss is None and not set(trial.places) <= set(found):
+        for at in trial.places:
+            label = capture.tracker.label(leaves[at]) if at < len(leaves) else None
+            if isinstance(label, Meeting):
+                raise label.refusal()
         raise _mixed("the model gives other outputs for other numbers of rows")
     targets = [leaves[at] for at in trial.places]
     cotangents, scale = [torch.ones_like(t) for t in targets], float(len(rows))
@@ -489,16 +495,16 @@ def _own_randomness(capture: Capture) -> Iterator[None]:
 @contextmanager
 def _aside(capture: Capture) -> Iterator[None]:
     """Run with a collector of its own, and put everything back."""
-    kept = (capture.collector, capture.batch, capture.mean_loss)
+    kept = (capture.collector, capture.batch, capture.mean_loss, capture.weight)
     capture.declared_mean = capture.mean_loss
-    capture.mean_loss = False
+    capture.mean_loss, capture.weight = False, 1.0
     capture.tracker.noting = True
     try:
         yield
     finally:
         capture.tracker.noting = False
         capture.stop_watching()
-        capture.collector, capture.batch, capture.mean_loss = kept
+        capture.collector, capture.batch, capture.mean_loss, capture.weight = kept
 
 
 @contextmanager
