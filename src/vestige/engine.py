@@ -463,7 +463,7 @@ class PrivacyEngine:
                 f"the number of records, {run.plan.dataset_size}, is treated as public (it was not "
                 "declared as dataset_size=...)"
             )
-        return found
+        return found + run.losses.caveats
 
     # -- saving -----------------------------------------------------------------------------
 

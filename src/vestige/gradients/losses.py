@@ -1,0 +1,469 @@
+"""The loss that backward starts from: is it a sum or a mean of what the rows give one by one?
+
+The engine needs d loss_i / d theta. The autograd graph of the loss is there when backward is called,
+with everything that its operations have saved, so its way from the root to the model's outputs can
+be read before a gradient flows. A loss passes if it is linear in numbers that each belong to one
+row, and if what it divides by is known from shapes. Three kinds of place are told apart:
+
+    SCALAR   the rows are summed up: only linear operations may follow
+    LINEAR   rows are there, and all that follows is linear
+    ROWS     rows are there, and something that follows is not: they must not meet
+
+A mean over the targets that are not ignored is sum_t l_t / k, with a k that other rows move. Such
+a mean is taken over all targets N instead: the gradient that enters it is multiplied by k / N, on
+the device and whatever the data is. So is l.sum() / mask.sum(), which label smoothing uses, too.
+
+Guarantee: with a loss that passes, a row's gradient depends on that row, on weights, on shapes and
+on constants alone. Numbers that the loop counts and turns into Python ones (`.item()`) look like
+constants: a divisor of a sum must be a multiple of the rows, and no more is known about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from vestige.errors import PrivacyError
+
+_ROW_FORM = (
+    "Make one loss per row, such as F.cross_entropy(logits, y, reduction='none') and a mean "
+    "within each row, and call engine.backward(losses)."
+)
+
+# What keeps numbers as they are, moves them, adds them up or takes some out.
+_KEEPS = {
+    *("Add", "Sub", "Rsub", "Neg", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"),
+    *("Expand", "Clone", "ToCopy", "CopyBackwards", "Alias", "Stack", "Cat", "Select", "Slice"),
+    *("Transpose", "T", "Permute", "Split", "SplitWithSizes", "Unbind", "Repeat", "MaskedFill"),
+    *("Where", "AsStrided", "CopySlices", "Index", "IndexSelect", "MaskedSelect", "Gather"),
+    *("ConstantPadNd", "Narrow", "Unfold", "Diagonal", "Flip", "Roll"),
+}
+# A model's own loss is followed through these; anything else is the model, whose rows are followed
+# by the capture.
+_OF_A_LOSS = _KEEPS | {"LogSoftmax", "Softmax", "Mul", "Div", "NllLoss", "NllLoss2D", "Sum", "Mean"}
+_PICKS_ROWS = {"Select", "Slice", "Split", "SplitWithSizes", "Unbind", "Narrow"}
+_SPREADS = {"Add", "Sub", "Rsub", "Mul", "Div", "Where", "Expand", "Pow", "Maximum", "Minimum"}
+# Over the axis of the rows these make one number of many rows, or let rows compete.
+_OVER_AN_AXIS = {
+    *("Sum", "Nansum", "Mean", "Prod", "Var", "VarMean", "Std", "StdMean", "Norm", "Median"),
+    *("LinalgVectorNorm", "Amax", "Amin", "Aminmax", "Max", "Min", "Nanmedian", "Kthvalue"),
+    *("Softmax", "LogSoftmax", "Logsumexp", "Logcumsumexp", "Cumsum", "Cumprod", "Cummax"),
+    *("Cummin", "Mode"),
+}
+_PRODUCTS = {"Mm": (0, 1), "Mv": (0, 1), "Dot": (0, 1), "Addmm": (1, 2), "Cdist": (0, 1)}
+
+
+class Place(Enum):
+    """Where in the loss a node is, seen from the root."""
+
+    SCALAR = "scalar"
+    LINEAR = "linear"
+    ROWS = "rows"
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a node's result comes to the root."""
+
+    place: Place
+    numbers: tuple[float, ...] = ()  # the constants that it is multiplied with
+    averaged: bool = False  # under a mean, whose count must not depend on content
+    whole: bool = False  # a count from the loop was replaced: the sum is a mean already
+
+
+class LossGraph:
+    """Reads the graph of one loss of a batch of `rows`, declared as their mean or their sum.
+
+    `inside` are the sequence numbers [first, last) of the model's own nodes, `parameters` the ids of
+    the model's parameters, `axis` that of the rows.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        mean: bool,
+        inside: Sequence[tuple[int, int]],
+        parameters: set[int],
+        axis: int = 0,
+    ) -> None:
+        self.rows, self.mean, self.axis = rows, mean, axis
+        self._inside, self._parameters = inside, parameters
+        self.unread: str | None = None  # an operation that nothing is known about
+
+    def check(self, root: Tensor) -> None:
+        """PrivacyError if rows meet in the loss or its reduction is not the declared one."""
+        if root.grad_fn is None:
+            return
+        place = Place.SCALAR if root.numel() == 1 else Place.ROWS
+        todo: list[tuple[Any, _Way]] = [(root.grad_fn, _Way(place))]
+        seen: set[tuple[Any, _Way]] = set()  # holds the nodes, so that they stay themselves
+        while todo:
+            node, way = todo.pop()
+            if (node, way) in seen:
+                continue
+            seen.add((node, way))
+            own = self._is_inside(node)
+            for child, child_way in self._visit(node, way, own):
+                if hasattr(child, "variable"):
+                    if not own:
+                        self._check_leaf(child.variable)
+                else:
+                    todo.append((child, child_way))
+
+    def concerns(self, root: Tensor) -> bool:
+        """Whether the model has a part in this loss."""
+        todo, seen = [root.grad_fn] if root.grad_fn else [], set[Any]()
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            if self._is_inside(node):
+                return True
+            seen.add(node)
+            todo += [child for child, _ in node.next_functions if child]
+        return False
+
+    def _is_inside(self, node: Any) -> bool:
+        number = node._sequence_nr()
+        return any(first <= number < last for first, last in self._inside)
+
+    def _check_leaf(self, leaf: Tensor) -> None:
+        if id(leaf) in self._parameters:
+            return  # a parameter that is used outside of the model has its own refusal
+        raise PrivacyError(
+            f"the loss trains a tensor of shape {tuple(leaf.shape)} that is no parameter of the "
+            "model: its gradient is a raw sum over private rows. Freeze it (requires_grad_(False)),"
+            " detach it, or make it a parameter of the model."
+        )
+
+    # -- one node -----------------------------------------------------------------------------
+
+    def _visit(self, node: Any, way: _Way, own: bool) -> Iterator[tuple[Any, _Way]]:
+        """The nodes below, and their ways to the root."""
+        name, children = _name(node), [child for child, _ in node.next_functions if child]
+        if own and way.place is not Place.SCALAR and name not in _OF_A_LOSS:
+            return
+        if way.averaged:
+            self._check_picks(node, name)
+        if isinstance(node, BackwardCFunction):
+            self.unread = self.unread or name
+            if way.place is Place.SCALAR:
+                return
+        elif _reduction(node):
+            way = self._loss(node, name, way, own)
+        elif name in ("Sum", "Mean") and way.place is not Place.ROWS:
+            way = self._sum(node, name, way)
+        elif name in ("Mul", "Div") and way.place is not Place.ROWS:
+            way = self._scaled(node, name, way)
+        elif name not in _KEEPS or (way.place is Place.SCALAR and name in ("Where", "MaskedFill")):
+            if way.place is Place.SCALAR:
+                self._nonlinear(name)
+            way = _Way(Place.ROWS, averaged=way.averaged)
+        if way.place is Place.ROWS and not own:
+            self._check_meeting(node, name, children)
+        if way.place is not Place.SCALAR and not own and name in _SPREADS:
+            self._check_spread(node)
+        for child in children:
+            yield child, way
+
+    def _loss(self, node: Any, name: str, way: _Way, own: bool) -> _Way:
+        """torch's losses, which average over their targets or add them up."""
+        counted = name in ("NllLoss", "NllLoss2D")
+        averages = _reduction(node) == 1
+        count = (node._saved_target if counted else node._saved_self).numel()
+        below = _Way(Place.ROWS, averaged=averages or way.averaged)
+        if self._of_one_row(node):
+            self._check_reduction(name, False, way)
+            return _Way(Place.ROWS)
+        if way.place is not Place.SCALAR:
+            self._meeting(f"{name} reduces the rows of the batch, and its result is used again")
+        if counted and averages:
+            if node._saved_weight is not None and self.rows > 1:
+                raise PrivacyError(
+                    f"the loss is a class-weighted mean ({name} with weights for "
+                    f"{node._saved_weight.numel()} classes), which divides by the weights of the "
+                    f"whole batch and so couples its rows. {_ROW_FORM}"
+                )
+            _multiply(node, node._saved_total_weight / count)
+        self._check_count(name, count)
+        self._check_reduction(name, averages, way)
+        return below
+
+    def _sum(self, node: Any, name: str, way: _Way) -> _Way:
+        """A sum or mean over some axes."""
+        sizes = node._saved_self_sym_sizes
+        if way.place is Place.LINEAR:
+            return way
+        if self._of_one_row(node):
+            self._check_reduction(name, False, way)
+            return _Way(Place.ROWS)
+        if self._rows_are_gone(node) or not (self._has_rows(sizes) or self._reads_rows(node)):
+            return way
+        self._check_count(name, math.prod(sizes))
+        self._check_reduction(name, name == "Mean", way)
+        return _Way(Place.LINEAR, averaged=name == "Mean" or way.averaged)
+
+    def _scaled(self, node: Any, name: str, way: _Way) -> _Way:
+        """A product with a constant, or a quotient by one."""
+        edges = [bool(child) for child, _ in node.next_functions]
+        other: Any = node._saved_other if edges[0] else node._saved_self
+        if all(edges) and len(edges) > 1 or (name == "Div" and not edges[0]):
+            if way.place is Place.SCALAR:
+                self._nonlinear(name)
+            return _Way(Place.ROWS, averaged=way.averaged)
+        if isinstance(other, Tensor):
+            if other.numel() != 1 and way.place is Place.LINEAR:
+                return way  # a mask, or weights of positions
+            if not _is_number(other):
+                return self._counted(node, name, other, way)
+        value = abs(float(other))
+        if name == "Div":
+            value = 1 / value if value else math.inf
+        return _Way(way.place, (*way.numbers, value), way.averaged, way.whole)
+
+    def _counted(self, node: Any, name: str, other: Tensor, way: _Way) -> _Way:
+        """What is divided by a tensor without rows: a count from the batch, for all we know."""
+        count = self._summed(node) if way.place is Place.SCALAR and name == "Div" else None
+        if count is None or other.numel() != 1 or not self.mean:
+            if self.rows == 1:
+                return way
+            verb = "divides" if name == "Div" else "multiplies"
+            raise PrivacyError(
+                f"the loss {verb} by a tensor of shape {tuple(other.shape)} that has no rows of the"
+                " batch, such as a count of all its tokens, which would couple its rows. A constant"
+                f" must be a Python number. {_ROW_FORM}"
+            )
+        _multiply(node, other / count)
+        return _Way(Place.SCALAR, way.numbers, averaged=True, whole=True)
+
+    def _summed(self, node: Any) -> int | None:
+        """How many numbers a sum right below adds up."""
+        while True:
+            children = [child for child, _ in node.next_functions if child]
+            if len(children) != 1:
+                return None
+            node = children[0]
+            name = _name(node)
+            if name == "Sum" and self._has_rows(node._saved_self_sym_sizes):
+                return math.prod(node._saved_self_sym_sizes)
+            if _reduction(node) == 2:
+                target = "_saved_target" if name.startswith("NllLoss") else "_saved_self"
+                return int(getattr(node, target).numel())
+            if name not in ("Neg", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone"):
+                return None
+
+    # -- what is refused ----------------------------------------------------------------------
+
+    def _has_rows(self, sizes: Sequence[int]) -> bool:
+        return math.prod(sizes) % self.rows == 0
+
+    def _check_count(self, name: str, count: int) -> None:
+        if count % self.rows:
+            raise PrivacyError(
+                f"the loss reduces ({name}) {count} values, which is no multiple of the "
+                f"{self.rows} rows of the batch: positions were picked by their content, and their "
+                f"number couples the rows. {_ROW_FORM}"
+            )
+
+    def _check_reduction(self, name: str, averages: bool, way: _Way) -> None:
+        if averages == self.mean or self.rows == 1 or way.whole:
+            return
+        wanted = [1 / x if self.mean and x else x for x in way.numbers]
+        if not any(_is_multiple(x, self.rows) for x in wanted):
+            did, declared = ("mean", "sum") if averages else ("sum", "mean")
+            by = "multiplied" if averages else "divided"
+            raise PrivacyError(
+                f"the loss is a {did} ({name}) that is not {by} by the {self.rows} rows of the "
+                f"batch, but loss_reduction={declared!r} is declared: an example's weight would "
+                f"depend on how many others are in its lot. Declare loss_reduction={did!r}, or "
+                "call engine.backward(losses) with one loss per row."
+            )
+
+    def _check_picks(self, node: Any, name: str) -> None:
+        """Under a mean, the number of positions must not follow from their content."""
+        picked = name == "MaskedSelect"
+        if name == "Index" and node._saved_indices:
+            masks = [i for i in node._saved_indices if i is not None]
+            first = node._saved_indices[0] is not None
+            rows_first = node._saved_self_sym_sizes[0] == self.rows == _shape(node)[0]
+            picked = any(i.dtype in (torch.bool, torch.uint8) for i in masks) or (
+                first and not rows_first
+            )
+        if picked and self.rows > 1 and not self._of_one_row(node):
+            raise PrivacyError(
+                "the loss is a mean over positions that were picked by their content (a mask as an "
+                f"index), whose number couples the rows of the batch. {_ROW_FORM}"
+            )
+
+    def _check_meeting(self, node: Any, name: str, children: Sequence[Any]) -> None:
+        """Rows must not meet where something nonlinear follows."""
+        if self.rows == 1:
+            return
+        if name in _PRODUCTS:
+            both = [node.next_functions[i][0] for i in _PRODUCTS[name]]
+            if all(both) and (name != "Cdist" or len(_shape(node)) == 2):
+                self._meeting(f"a product of two outputs ({name}) compares rows with each other")
+        if name == "Pdist":
+            self._meeting("distances between the rows (Pdist)")
+        if name.endswith("BatchNorm") and getattr(node, "_saved_training", False):
+            self._meeting(f"{name} in training mode normalises over the batch")
+        if name in _OVER_AN_AXIS and not self._of_one_row(node):
+            sizes, dims = _input_sizes(node), _dims(node)
+            axis = self.axis if len(sizes) > self.axis + 1 else 0
+            whole = not dims and self._has_rows(sizes)
+            if whole or (sizes and sizes[axis] == self.rows and axis in dims):
+                self._meeting(f"{name} goes over the rows of the batch, and more follows")
+
+    def _check_spread(self, node: Any) -> None:
+        """What has no rows must not be spread over all of them."""
+        out = _shape(node)
+        axis = self.axis if len(out) > self.axis + 1 else 0
+        if self.rows == 1 or len(out) <= axis or out[axis] != self.rows:
+            return
+        for child, number in node.next_functions:
+            if child is None or hasattr(child, "variable"):
+                continue
+            shape = tuple(child._input_metadata[number].shape)
+            shape = (1,) * (len(out) - len(shape)) + shape
+            if shape[axis] == 1:
+                self._meeting(
+                    f"{_name(node)} spreads an output of shape "
+                    f"{tuple(child._input_metadata[number].shape)} over all rows"
+                )
+
+    def _meeting(self, what: str) -> None:
+        if self.rows > 1:
+            raise PrivacyError(
+                f"examples meet in the loss: {what}. A row's gradient would depend on the other "
+                f"rows. {_ROW_FORM}"
+            )
+
+    def _nonlinear(self, name: str) -> None:
+        if self.rows > 1:
+            raise PrivacyError(
+                f"the loss applies {name} to a number that was already reduced over the batch, so "
+                f"that a row's gradient depends on the other rows. {_ROW_FORM}"
+            )
+
+    # -- one row by itself --------------------------------------------------------------------
+
+    def _of_one_row(self, node: Any) -> bool:
+        """Whether a node of the loop is made of some rows that were taken out (out[i], out[i:j])."""
+        todo, found = [c for c, _ in node.next_functions if c], False
+        seen: set[Any] = set()
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            name = _name(node)
+            if name in _PICKS_ROWS and self._takes_one_row(node, name):
+                found = True
+                continue
+            if self._is_inside(node) and name not in _OF_A_LOSS:
+                return False
+            if hasattr(node, "variable"):
+                return False
+            todo += [c for c, _ in node.next_functions if c]
+        return found
+
+    def _takes_one_row(self, node: Any, name: str) -> bool:
+        sizes = _input_sizes(node)
+        axis = self.axis if len(sizes) > self.axis + 1 else 0
+        if not sizes or sizes[axis] != self.rows or _signed(node._saved_dim) != axis:
+            return False
+        out = _shape(node)
+        return name in ("Select", "Unbind") or out[axis] == 1
+
+    def _reads_rows(self, node: Any) -> bool:
+        """Whether numbers that are too few or too many for the rows were picked from their own."""
+        return any(self._has_rows(_shape(below)) for below in self._linear_below(node))
+
+    def _rows_are_gone(self, node: Any) -> bool:
+        """Whether a sum right below was over the rows: what is left has as many numbers by chance."""
+        for below in self._linear_below(node):
+            sizes = _input_sizes(below)
+            axis = self.axis if len(sizes) > self.axis + 1 else 0
+            if _name(below) in ("Sum", "Mean") and sizes and sizes[axis] == self.rows:
+                if axis in _dims(below) and len(sizes) > 1:
+                    return True
+        return False
+
+    def _linear_below(self, node: Any) -> Iterator[Any]:
+        """What is added up and scaled to what a node is given."""
+        todo = [c for c, _ in node.next_functions if c]
+        seen: set[Any] = set()
+        while todo:
+            node = todo.pop()
+            if node in seen or hasattr(node, "variable"):
+                continue
+            seen.add(node)
+            yield node
+            if _name(node) in _KEEPS or _name(node) in ("Mul", "Div"):
+                todo += [c for c, _ in node.next_functions if c]
+
+
+def _multiply(node: Any, factor: Tensor) -> None:
+    """Multiply the gradient that enters a node, once for all."""
+    if node.metadata.setdefault("vestige", factor) is factor:
+        node.register_prehook(lambda g: (None if g[0] is None else g[0] * factor.to(g[0]),))
+
+
+def _name(node: Any) -> str:
+    """`Mean` for MeanBackward0, and so on."""
+    name = str(node.name()).rsplit("::", 1)[-1]
+    return name.rstrip("0123456789").removesuffix("Backward")
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    """The shape of what the node's operation made."""
+    return tuple(node._input_metadata[0].shape)
+
+
+def _input_sizes(node: Any) -> tuple[int, ...]:
+    """The shape that an operation was given."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    if sizes is None:
+        value = getattr(node, "_saved_self", None)
+        sizes = _shape(node) if value is None else value.shape
+    return tuple(sizes)
+
+
+def _dims(node: Any) -> tuple[int, ...]:
+    """The axes that an operation goes over; none where it goes over all."""
+    dims = getattr(node, "_saved_dim", None)
+    if dims is None:
+        return ()
+    sizes = _input_sizes(node)
+    given = dims if isinstance(dims, tuple | list) else (dims,)
+    return tuple(_signed(d) % max(1, len(sizes)) for d in given)
+
+
+def _signed(number: int) -> int:
+    """Nodes show a negative axis as an unsigned number."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _reduction(node: Any) -> int:
+    """0 where an operation does not reduce, 1 for a mean, 2 for a sum."""
+    return int(getattr(node, "_saved_reduction", 0))
+
+
+def _is_number(value: Tensor) -> bool:
+    """Whether a saved constant was a Python number, which does not decide the type of a result."""
+    if value.ndim or value.dtype not in (torch.int64, torch.float64):
+        return False
+    small = torch.float16 if value.is_floating_point() else torch.int8
+    return torch.result_type(value, torch.zeros((), dtype=small)) == small
+
+
+def _is_multiple(value: float, rows: int) -> bool:
+    times = value / rows
+    return times > 0.5 and abs(times - round(times)) <= 1e-6 * times
