@@ -9,10 +9,12 @@ loop has open closes as if it were not there. It changes no operation.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _get_sequence_nr
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
@@ -40,9 +42,11 @@ class LossWatch(TorchFunctionMode):
         self._capture = capture
         self._parameters = {id(p) for p in capture.module.parameters()}
         self._batch: Batch | None = None
-        self._open = False
+        self._open = self._failed = False
+        self._graph: Any = None  # alive as long as the graph of a loss that was not seen yet
         self._inside: list[tuple[int, int]] = []
-        self._begun: list[int | None] = []  # where the forward passes under way began
+        self._elsewhere: list[tuple[int, int]] = []
+        self._begun: list[tuple[int, bool]] = []  # forward passes under way, and if of the batch
         self._shapes: list[Any] = []  # of the first lot's rows, call by call
         self._calls = 0
         self._read = False
@@ -64,9 +68,10 @@ class LossWatch(TorchFunctionMode):
     def start(self, batch: Batch) -> None:
         """The loader hands out `batch`."""
         self.stop()
-        self._batch, self._read, self._calls = batch, False, 0
+        self._batch, self._read, self._calls, self._failed = batch, False, 0, False
         self._inside.clear()
         self._begun.clear()
+        self._elsewhere[:] = [(0, _get_sequence_nr())]  # earlier lots
 
     def stop(self) -> None:
         """The batch is done with: leave torch's stack of modes."""
@@ -75,13 +80,13 @@ class LossWatch(TorchFunctionMode):
         self._batch = None
         if self._open:
             self._open = False
-            _below(None, self)
+            _rearrange(None)
 
     # -- the model's forward pass -------------------------------------------------------------
 
     def _enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         batch, capture = self._batch, self._capture
-        self._begun.append(None)
+        self._begun.append((_get_sequence_nr(), False))
         if batch is None or batch is not capture.batch or not torch.is_grad_enabled():
             return
         if kwargs.get("num_items_in_batch") is not None:
@@ -91,18 +96,30 @@ class LossWatch(TorchFunctionMode):
                 "row from the logits and call engine.backward(losses)."
             )
         if capture.count_rows(args, kwargs) == batch.rows:
-            self._begun[-1] = torch.autograd._get_sequence_nr()
+            self._begun[-1] = (self._begun[-1][0], True)
             if not batch.empty:
                 self._note_shapes((args, kwargs))
 
-    def _leave(self, *_: Any) -> None:
-        begun = self._begun.pop() if self._begun else None
-        if begun is None:
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing to wait for: a loop that broke off does not say so itself."""
+        gone = self._graph is not None and self._graph() is None
+        return self._batch is None or self._failed or gone
+
+    def _leave(self, _: Any, __: Any, output: Any) -> None:
+        first, of_batch = self._begun.pop() if self._begun else (0, False)
+        passes = self._inside if of_batch else self._elsewhere
+        if self._batch is not None and torch.is_grad_enabled():
+            passes.append((first, _get_sequence_nr()))
+        if not of_batch:
             return
-        self._inside.append((begun, torch.autograd._get_sequence_nr()))
-        if not self._open:
-            self._open = True
-            _below(self, None)
+        life = _Life()
+        self._graph = weakref.ref(life)
+        for tensor in tensors_in(output):
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.metadata["vestige life"] = life  # type: ignore[index]
+        self._open = True
+        _rearrange(self)
 
     def _note_shapes(self, given: Any) -> None:
         """Do rows keep their shape from lot to lot?"""
@@ -124,9 +141,14 @@ class LossWatch(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _STARTS and self._batch is not None:
+        if func not in _STARTS or self._batch is None:
+            return func(*args, **kwargs)
+        try:
             self._check(args, kwargs)
-        return func(*args, **kwargs)
+            return func(*args, **kwargs)
+        except BaseException:
+            self._failed = True
+            raise
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Read the losses that a backward pass is about to start from."""
@@ -136,7 +158,12 @@ class LossWatch(TorchFunctionMode):
         for name in ("gradient", "grad_tensors", "grad_outputs"):
             given = kwargs.get(name, given)
         graph = LossGraph(
-            batch.rows, capture.mean_loss, self._inside, self._parameters, capture.axis
+            batch.rows,
+            capture.mean_loss,
+            self._inside,
+            self._elsewhere,
+            self._parameters,
+            capture.axis,
         )
         roots = [r for r in tensors_in(args[:1] or list(kwargs.values())[:1]) if graph.concerns(r)]
         if not roots:
@@ -156,14 +183,18 @@ def _is_one(gradient: Tensor) -> bool:
     return gradient.numel() == 1 and float(gradient) == 1
 
 
-def _below(enter: TorchFunctionMode | None, leave: TorchFunctionMode | None) -> None:
-    """Put a mode under all others of torch's stack, or take it out from wherever it is."""
+class _Life:
+    """Lives as long as a graph."""
+
+
+def _rearrange(entering: LossWatch | None) -> None:
+    """Put a watch under all other modes of torch's stack, and take out those that are over."""
     taken = []
     for _ in range(torch._C._len_torch_function_stack()):
-        taken.append(_pop_mode())  # type: ignore[no-untyped-call]
-    stack = [mode for mode in reversed(taken) if mode is not leave]
-    if enter is not None:
-        at = 1 if stack and isinstance(stack[0], DeviceContext) else 0
-        stack.insert(at, enter)
+        taken.append(_pop_mode())
+    stack = [m for m in reversed(taken) if m is not entering]
+    stack = [m for m in stack if not (isinstance(m, LossWatch) and m.over)]
+    if entering is not None:
+        stack.insert(1 if stack and isinstance(stack[0], DeviceContext) else 0, entering)
     for mode in stack:
-        _push_mode(mode)  # type: ignore[no-untyped-call]
+        _push_mode(mode)

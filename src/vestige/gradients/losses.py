@@ -1,7 +1,7 @@
 """The loss that backward starts from: is it a sum or a mean of what the rows give one by one?
 
-The engine needs d loss_i / d theta. The autograd graph of the loss is there when backward is called,
-with everything that its operations have saved, so its way from the root to the model's outputs can
+The engine needs d loss_i / d theta. The autograd graph of the loss is there when backward is
+called, with all that its operations have saved, so its way from the root to the model's outputs can
 be read before a gradient flows. A loss passes if it is linear in numbers that each belong to one
 row, and if what it divides by is known from shapes. Three kinds of place are told apart:
 
@@ -21,7 +21,7 @@ constants: a divisor of a sum must be a multiple of the rows, and no more is kno
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -81,8 +81,8 @@ class _Way:
 class LossGraph:
     """Reads the graph of one loss of a batch of `rows`, declared as their mean or their sum.
 
-    `inside` are the sequence numbers [first, last) of the model's own nodes, `parameters` the ids of
-    the model's parameters, `axis` that of the rows.
+    `inside` are the sequence numbers [first, last) of the model's own nodes, `elsewhere` those of
+    other forward passes, `parameters` the ids of the model's parameters, `axis` that of the rows.
     """
 
     def __init__(
@@ -90,15 +90,25 @@ class LossGraph:
         rows: int,
         mean: bool,
         inside: Sequence[tuple[int, int]],
+        elsewhere: Sequence[tuple[int, int]],
         parameters: set[int],
         axis: int = 0,
     ) -> None:
         self.rows, self.mean, self.axis = rows, mean, axis
-        self._inside, self._parameters = inside, parameters
+        self._inside, self._elsewhere, self._parameters = inside, elsewhere, parameters
         self.unread: str | None = None  # an operation that nothing is known about
 
     def check(self, root: Tensor) -> None:
         """PrivacyError if rows meet in the loss or its reduction is not the declared one."""
+        try:
+            self._walk(root)
+        except PrivacyError:
+            if not self._has_strangers(root):
+                raise
+            # The capture or the guard on the parameter refuses it, and says more.
+            self.unread = "a part of another forward pass"
+
+    def _walk(self, root: Tensor) -> None:
         if root.grad_fn is None:
             return
         place = Place.SCALAR if root.numel() == 1 else Place.ROWS
@@ -119,16 +129,21 @@ class LossGraph:
 
     def concerns(self, root: Tensor) -> bool:
         """Whether the model has a part in this loss."""
-        todo, seen = [root.grad_fn] if root.grad_fn else [], set[Any]()
-        while todo:
-            node = todo.pop()
-            if node in seen:
-                continue
-            if self._is_inside(node):
+        return any(self._is_inside(node) for node in self._in_the_loop(root))
+
+    def _has_strangers(self, root: Tensor) -> bool:
+        """Whether parameters are used outside of the model, or outputs for other rows."""
+        for node in self._in_the_loop(root):
+            number = node._sequence_nr()
+            if any(first <= number < last for first, last in self._elsewhere):
                 return True
-            seen.add(node)
-            todo += [child for child, _ in node.next_functions if child]
+            if id(getattr(node, "variable", None)) in self._parameters:
+                return True
         return False
+
+    def _in_the_loop(self, root: Tensor) -> Iterator[Any]:
+        """The nodes above the model, and its outermost ones."""
+        return _below([root.grad_fn], lambda node: not self._is_inside(node))
 
     def _is_inside(self, node: Any) -> bool:
         number = node._sequence_nr()
@@ -136,7 +151,7 @@ class LossGraph:
 
     def _check_leaf(self, leaf: Tensor) -> None:
         if id(leaf) in self._parameters:
-            return  # a parameter that is used outside of the model has its own refusal
+            return  # the guard on it refuses
         raise PrivacyError(
             f"the loss trains a tensor of shape {tuple(leaf.shape)} that is no parameter of the "
             "model: its gradient is a raw sum over private rows. Freeze it (requires_grad_(False)),"
@@ -147,7 +162,7 @@ class LossGraph:
 
     def _visit(self, node: Any, way: _Way, own: bool) -> Iterator[tuple[Any, _Way]]:
         """The nodes below, and their ways to the root."""
-        name, children = _name(node), [child for child, _ in node.next_functions if child]
+        name, children = _name(node), _children(node)
         if own and way.place is not Place.SCALAR and name not in _OF_A_LOSS:
             return
         if way.averaged:
@@ -167,7 +182,7 @@ class LossGraph:
                 self._nonlinear(name)
             way = _Way(Place.ROWS, averaged=way.averaged)
         if way.place is Place.ROWS and not own:
-            self._check_meeting(node, name, children)
+            self._check_meeting(node, name)
         if way.place is not Place.SCALAR and not own and name in _SPREADS:
             self._check_spread(node)
         for child in children:
@@ -214,7 +229,7 @@ class LossGraph:
         """A product with a constant, or a quotient by one."""
         edges = [bool(child) for child, _ in node.next_functions]
         other: Any = node._saved_other if edges[0] else node._saved_self
-        if all(edges) and len(edges) > 1 or (name == "Div" and not edges[0]):
+        if (all(edges) and len(edges) > 1) or (name == "Div" and not edges[0]):
             if way.place is Place.SCALAR:
                 self._nonlinear(name)
             return _Way(Place.ROWS, averaged=way.averaged)
@@ -246,13 +261,13 @@ class LossGraph:
     def _summed(self, node: Any) -> int | None:
         """How many numbers a sum right below adds up."""
         while True:
-            children = [child for child, _ in node.next_functions if child]
+            children = _children(node)
             if len(children) != 1:
                 return None
             node = children[0]
             name = _name(node)
             if name == "Sum" and self._has_rows(node._saved_self_sym_sizes):
-                return math.prod(node._saved_self_sym_sizes)
+                return int(math.prod(node._saved_self_sym_sizes))
             if _reduction(node) == 2:
                 target = "_saved_target" if name.startswith("NllLoss") else "_saved_self"
                 return int(getattr(node, target).numel())
@@ -302,7 +317,7 @@ class LossGraph:
                 f"index), whose number couples the rows of the batch. {_ROW_FORM}"
             )
 
-    def _check_meeting(self, node: Any, name: str, children: Sequence[Any]) -> None:
+    def _check_meeting(self, node: Any, name: str) -> None:
         """Rows must not meet where something nonlinear follows."""
         if self.rows == 1:
             return
@@ -316,7 +331,7 @@ class LossGraph:
             self._meeting(f"{name} in training mode normalises over the batch")
         if name in _OVER_AN_AXIS and not self._of_one_row(node):
             sizes, dims = _input_sizes(node), _dims(node)
-            axis = self.axis if len(sizes) > self.axis + 1 else 0
+            axis = self._row_axis(sizes)
             whole = not dims and self._has_rows(sizes)
             if whole or (sizes and sizes[axis] == self.rows and axis in dims):
                 self._meeting(f"{name} goes over the rows of the batch, and more follows")
@@ -324,7 +339,7 @@ class LossGraph:
     def _check_spread(self, node: Any) -> None:
         """What has no rows must not be spread over all of them."""
         out = _shape(node)
-        axis = self.axis if len(out) > self.axis + 1 else 0
+        axis = self._row_axis(out)
         if self.rows == 1 or len(out) <= axis or out[axis] != self.rows:
             return
         for child, number in node.next_functions:
@@ -355,64 +370,70 @@ class LossGraph:
     # -- one row by itself --------------------------------------------------------------------
 
     def _of_one_row(self, node: Any) -> bool:
-        """Whether a node of the loop is made of some rows that were taken out (out[i], out[i:j])."""
-        todo, found = [c for c, _ in node.next_functions if c], False
-        seen: set[Any] = set()
-        while todo:
-            node = todo.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            name = _name(node)
-            if name in _PICKS_ROWS and self._takes_one_row(node, name):
+        """Whether all that a node is made of belongs to single rows (out[i], out[i : i + 1])."""
+        found = False
+        for below in _below(_children(node), lambda n: not self._takes_one_row(n)):
+            if self._takes_one_row(below):
                 found = True
-                continue
-            if self._is_inside(node) and name not in _OF_A_LOSS:
+            elif hasattr(below, "variable"):
                 return False
-            if hasattr(node, "variable"):
+            elif self._is_inside(below) and _name(below) not in _OF_A_LOSS:
                 return False
-            todo += [c for c, _ in node.next_functions if c]
         return found
 
-    def _takes_one_row(self, node: Any, name: str) -> bool:
-        sizes = _input_sizes(node)
-        axis = self.axis if len(sizes) > self.axis + 1 else 0
-        if not sizes or sizes[axis] != self.rows or _signed(node._saved_dim) != axis:
+    def _takes_one_row(self, node: Any) -> bool:
+        name = _name(node)
+        if name not in _PICKS_ROWS:
             return False
-        out = _shape(node)
+        sizes, out = _input_sizes(node), _shape(node)
+        axis = self._row_axis(sizes)
+        if not sizes or sizes[axis] != self.rows or axis not in _dims(node):
+            return False
         return name in ("Select", "Unbind") or out[axis] == 1
+
+    def _row_axis(self, sizes: Sequence[int]) -> int:
+        return self.axis if len(sizes) > self.axis + 1 else 0
 
     def _reads_rows(self, node: Any) -> bool:
         """Whether numbers that are too few or too many for the rows were picked from their own."""
         return any(self._has_rows(_shape(below)) for below in self._linear_below(node))
 
     def _rows_are_gone(self, node: Any) -> bool:
-        """Whether a sum right below was over the rows: what is left has as many numbers by chance."""
+        """Whether a sum below was over the rows: as many numbers as rows are left by chance."""
         for below in self._linear_below(node):
             sizes = _input_sizes(below)
-            axis = self.axis if len(sizes) > self.axis + 1 else 0
-            if _name(below) in ("Sum", "Mean") and sizes and sizes[axis] == self.rows:
-                if axis in _dims(below) and len(sizes) > 1:
-                    return True
+            axis = self._row_axis(sizes)
+            summed = _name(below) in ("Sum", "Mean") and len(sizes) > 1 and axis in _dims(below)
+            if summed and sizes[axis] == self.rows:
+                return True
         return False
 
     def _linear_below(self, node: Any) -> Iterator[Any]:
         """What is added up and scaled to what a node is given."""
-        todo = [c for c, _ in node.next_functions if c]
-        seen: set[Any] = set()
-        while todo:
-            node = todo.pop()
-            if node in seen or hasattr(node, "variable"):
-                continue
+        found = _below(_children(node), lambda n: _name(n) in _KEEPS or _name(n) in ("Mul", "Div"))
+        return (below for below in found if not hasattr(below, "variable"))
+
+
+def _children(node: Any) -> list[Any]:
+    return [child for child, _ in node.next_functions if child]
+
+
+def _below(nodes: Sequence[Any], through: Callable[[Any], bool]) -> Iterator[Any]:
+    """These nodes and what is below them, as long as the way goes through nodes of a kind."""
+    todo = [node for node in nodes if node]
+    seen: set[Any] = set()  # holds the nodes, so that they stay themselves
+    while todo:
+        node = todo.pop()
+        if node not in seen:
             seen.add(node)
             yield node
-            if _name(node) in _KEEPS or _name(node) in ("Mul", "Div"):
-                todo += [c for c, _ in node.next_functions if c]
+            if through(node):
+                todo += _children(node)
 
 
 def _multiply(node: Any, factor: Tensor) -> None:
     """Multiply the gradient that enters a node, once for all."""
-    if node.metadata.setdefault("vestige", factor) is factor:
+    if node.metadata.setdefault("vestige factor", factor) is factor:
         node.register_prehook(lambda g: (None if g[0] is None else g[0] * factor.to(g[0]),))
 
 
