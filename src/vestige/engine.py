@@ -128,7 +128,7 @@ class PrivacyEngine:
             )
         check_model(module)
         check_optimizer(optimizer, module)
-        check_criterion(criterion, loss_reduction)
+        check_criterion(criterion, loss_reduction, module)
         batch_size = check_loader(data_loader)
         if max_physical_batch_size is not None:
             check_count("max_physical_batch_size", max_physical_batch_size)

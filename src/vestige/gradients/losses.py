@@ -38,25 +38,27 @@ _ROW_FORM = (
 )
 
 # What keeps numbers as they are, moves them, adds them up or takes some out.
-_KEEPS = {
-    *("Add", "Sub", "Rsub", "Neg", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"),
-    *("Expand", "Clone", "ToCopy", "CopyBackwards", "Alias", "Stack", "Cat", "Select", "Slice"),
-    *("Transpose", "T", "Permute", "Split", "SplitWithSizes", "Unbind", "Repeat", "MaskedFill"),
-    *("Where", "AsStrided", "CopySlices", "Index", "IndexSelect", "MaskedSelect", "Gather"),
-    *("ConstantPadNd", "Narrow", "Unfold", "Diagonal", "Flip", "Roll"),
-}
+_KEEPS = set(
+    (
+        "Add Sub Rsub Neg View UnsafeView ReshapeAlias Squeeze Unsqueeze Expand Clone ToCopy "
+        "CopyBackwards Alias Stack Cat Select Slice Transpose T Permute Split SplitWithSizes Unbind "
+        "Repeat MaskedFill Where AsStrided CopySlices Index IndexSelect MaskedSelect Gather "
+        "ConstantPadNd Narrow Unfold Diagonal Flip Roll"
+    ).split()
+)
 # A model's own loss is followed through these; anything else is the model, whose rows are followed
 # by the capture.
 _OF_A_LOSS = _KEEPS | {"LogSoftmax", "Softmax", "Mul", "Div", "NllLoss", "NllLoss2D", "Sum", "Mean"}
 _PICKS_ROWS = {"Select", "Slice", "Split", "SplitWithSizes", "Unbind", "Narrow"}
 _SPREADS = {"Add", "Sub", "Rsub", "Mul", "Div", "Where", "Expand", "Pow", "Maximum", "Minimum"}
 # Over the axis of the rows these make one number of many rows, or let rows compete.
-_OVER_AN_AXIS = {
-    *("Sum", "Nansum", "Mean", "Prod", "Var", "VarMean", "Std", "StdMean", "Norm", "Median"),
-    *("LinalgVectorNorm", "Amax", "Amin", "Aminmax", "Max", "Min", "Nanmedian", "Kthvalue"),
-    *("Softmax", "LogSoftmax", "Logsumexp", "Logcumsumexp", "Cumsum", "Cumprod", "Cummax"),
-    *("Cummin", "Mode"),
-}
+_OVER_AN_AXIS = set(
+    (
+        "Sum Nansum Mean Prod Var VarMean Std StdMean Norm Median LinalgVectorNorm Amax Amin Aminmax "
+        "Max Min Nanmedian Kthvalue Softmax LogSoftmax Logsumexp Logcumsumexp Cumsum Cumprod Cummax "
+        "Cummin Mode"
+    ).split()
+)
 _PRODUCTS = {"Mm": (0, 1), "Mv": (0, 1), "Dot": (0, 1), "Addmm": (1, 2), "Cdist": (0, 1)}
 
 
@@ -373,11 +375,10 @@ class LossGraph:
         """Whether all that a node is made of belongs to single rows (out[i], out[i : i + 1])."""
         found = False
         for below in _below(_children(node), lambda n: not self._takes_one_row(n)):
+            model = self._is_inside(below) and _name(below) not in _OF_A_LOSS
             if self._takes_one_row(below):
                 found = True
-            elif hasattr(below, "variable"):
-                return False
-            elif self._is_inside(below) and _name(below) not in _OF_A_LOSS:
+            elif model or hasattr(below, "variable"):
                 return False
         return found
 
