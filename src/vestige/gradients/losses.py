@@ -21,7 +21,7 @@ constants: a divisor of a sum must be a multiple of the rows, and no more is kno
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -31,35 +31,29 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from vestige.errors import PrivacyError
+from vestige.gradients.nodes import (
+    KEEPS,
+    OF_A_LOSS,
+    OVER_AN_AXIS,
+    PICKS_ROWS,
+    PRODUCTS,
+    SPREADS,
+    below,
+    children,
+    dims,
+    input_sizes,
+    is_multiple,
+    is_number,
+    multiply,
+    name_of,
+    reduction,
+    shape_of,
+)
 
 _ROW_FORM = (
     "Make one loss per row, such as F.cross_entropy(logits, y, reduction='none') and a mean "
     "within each row, and call engine.backward(losses)."
 )
-
-# What keeps numbers as they are, moves them, adds them up or takes some out.
-_KEEPS = set(
-    (
-        "Add Sub Rsub Neg View UnsafeView ReshapeAlias Squeeze Unsqueeze Expand Clone ToCopy "
-        "CopyBackwards Alias Stack Cat Select Slice Transpose T Permute Split SplitWithSizes Unbind "
-        "Repeat MaskedFill Where AsStrided CopySlices Index IndexSelect MaskedSelect Gather "
-        "ConstantPadNd Narrow Unfold Diagonal Flip Roll"
-    ).split()
-)
-# A model's own loss is followed through these; anything else is the model, whose rows are followed
-# by the capture.
-_OF_A_LOSS = _KEEPS | {"LogSoftmax", "Softmax", "Mul", "Div", "NllLoss", "NllLoss2D", "Sum", "Mean"}
-_PICKS_ROWS = {"Select", "Slice", "Split", "SplitWithSizes", "Unbind", "Narrow"}
-_SPREADS = {"Add", "Sub", "Rsub", "Mul", "Div", "Where", "Expand", "Pow", "Maximum", "Minimum"}
-# Over the axis of the rows these make one number of many rows, or let rows compete.
-_OVER_AN_AXIS = set(
-    (
-        "Sum Nansum Mean Prod Var VarMean Std StdMean Norm Median LinalgVectorNorm Amax Amin Aminmax "
-        "Max Min Nanmedian Kthvalue Softmax LogSoftmax Logsumexp Logcumsumexp Cumsum Cumprod Cummax "
-        "Cummin Mode"
-    ).split()
-)
-_PRODUCTS = {"Mm": (0, 1), "Mv": (0, 1), "Dot": (0, 1), "Addmm": (1, 2), "Cdist": (0, 1)}
 
 
 class Place(Enum):
@@ -111,8 +105,9 @@ class LossGraph:
             self.unread = "a part of another forward pass"
 
     def _walk(self, root: Tensor) -> None:
-        if root.grad_fn is None:
-            return
+        for node in self._in_the_loop(root):
+            if hasattr(node, "variable"):
+                self._check_leaf(node.variable)
         place = Place.SCALAR if root.numel() == 1 else Place.ROWS
         todo: list[tuple[Any, _Way]] = [(root.grad_fn, _Way(place))]
         seen: set[tuple[Any, _Way]] = set()  # holds the nodes, so that they stay themselves
@@ -121,13 +116,8 @@ class LossGraph:
             if (node, way) in seen:
                 continue
             seen.add((node, way))
-            own = self._is_inside(node)
-            for child, child_way in self._visit(node, way, own):
-                if hasattr(child, "variable"):
-                    if not own:
-                        self._check_leaf(child.variable)
-                else:
-                    todo.append((child, child_way))
+            if not hasattr(node, "variable"):
+                todo += self._visit(node, way, self._is_inside(node))
 
     def concerns(self, root: Tensor) -> bool:
         """Whether the model has a part in this loss."""
@@ -145,7 +135,7 @@ class LossGraph:
 
     def _in_the_loop(self, root: Tensor) -> Iterator[Any]:
         """The nodes above the model, and its outermost ones."""
-        return _below([root.grad_fn], lambda node: not self._is_inside(node))
+        return below([root.grad_fn], lambda node: not self._is_inside(node))
 
     def _is_inside(self, node: Any) -> bool:
         number = node._sequence_nr()
@@ -164,8 +154,8 @@ class LossGraph:
 
     def _visit(self, node: Any, way: _Way, own: bool) -> Iterator[tuple[Any, _Way]]:
         """The nodes below, and their ways to the root."""
-        name, children = _name(node), _children(node)
-        if own and way.place is not Place.SCALAR and name not in _OF_A_LOSS:
+        name = name_of(node)
+        if own and way.place is not Place.SCALAR and name not in OF_A_LOSS:
             return
         if way.averaged:
             self._check_picks(node, name)
@@ -173,45 +163,43 @@ class LossGraph:
             self.unread = self.unread or name
             if way.place is Place.SCALAR:
                 return
-        elif _reduction(node):
-            way = self._loss(node, name, way, own)
+        elif reduction(node):
+            way = self._loss(node, name, way)
         elif name in ("Sum", "Mean") and way.place is not Place.ROWS:
             way = self._sum(node, name, way)
         elif name in ("Mul", "Div") and way.place is not Place.ROWS:
             way = self._scaled(node, name, way)
-        elif name not in _KEEPS or (way.place is Place.SCALAR and name in ("Where", "MaskedFill")):
-            if way.place is Place.SCALAR:
-                self._nonlinear(name)
-            way = _Way(Place.ROWS, averaged=way.averaged)
+        elif name not in KEEPS or (way.place is Place.SCALAR and name in ("Where", "MaskedFill")):
+            way = self._nonlinear(node, name, way)
         if way.place is Place.ROWS and not own:
             self._check_meeting(node, name)
-        if way.place is not Place.SCALAR and not own and name in _SPREADS:
+        if way.place is not Place.SCALAR and not own and name in SPREADS:
             self._check_spread(node)
-        for child in children:
+        for child in children(node):
             yield child, way
 
-    def _loss(self, node: Any, name: str, way: _Way, own: bool) -> _Way:
+    def _loss(self, node: Any, name: str, way: _Way) -> _Way:
         """torch's losses, which average over their targets or add them up."""
         counted = name in ("NllLoss", "NllLoss2D")
-        averages = _reduction(node) == 1
+        averages = reduction(node) == 1
         count = (node._saved_target if counted else node._saved_self).numel()
-        below = _Way(Place.ROWS, averaged=averages or way.averaged)
+        if counted and averages:
+            multiply(node, node._saved_total_weight / count)
         if self._of_one_row(node):
-            self._check_reduction(name, False, way)
+            if way.place is Place.SCALAR:
+                self._check_reduction(name, False, way)
             return _Way(Place.ROWS)
         if way.place is not Place.SCALAR:
             self._meeting(f"{name} reduces the rows of the batch, and its result is used again")
-        if counted and averages:
-            if node._saved_weight is not None and self.rows > 1:
-                raise PrivacyError(
-                    f"the loss is a class-weighted mean ({name} with weights for "
-                    f"{node._saved_weight.numel()} classes), which divides by the weights of the "
-                    f"whole batch and so couples its rows. {_ROW_FORM}"
-                )
-            _multiply(node, node._saved_total_weight / count)
+        if counted and averages and node._saved_weight is not None and self.rows > 1:
+            raise PrivacyError(
+                f"the loss is a class-weighted mean ({name} with weights for "
+                f"{node._saved_weight.numel()} classes), which divides by the weights of the whole "
+                f"batch and so couples its rows. {_ROW_FORM}"
+            )
         self._check_count(name, count)
         self._check_reduction(name, averages, way)
-        return below
+        return _Way(Place.ROWS, averaged=averages or way.averaged)
 
     def _sum(self, node: Any, name: str, way: _Way) -> _Way:
         """A sum or mean over some axes."""
@@ -232,13 +220,11 @@ class LossGraph:
         edges = [bool(child) for child, _ in node.next_functions]
         other: Any = node._saved_other if edges[0] else node._saved_self
         if (all(edges) and len(edges) > 1) or (name == "Div" and not edges[0]):
-            if way.place is Place.SCALAR:
-                self._nonlinear(name)
-            return _Way(Place.ROWS, averaged=way.averaged)
+            return self._nonlinear(node, name, way)
         if isinstance(other, Tensor):
             if other.numel() != 1 and way.place is Place.LINEAR:
                 return way  # a mask, or weights of positions
-            if not _is_number(other):
+            if not is_number(other):
                 return self._counted(node, name, other, way)
         value = abs(float(other))
         if name == "Div":
@@ -248,8 +234,9 @@ class LossGraph:
     def _counted(self, node: Any, name: str, other: Tensor, way: _Way) -> _Way:
         """What is divided by a tensor without rows: a count from the batch, for all we know."""
         count = self._summed(node) if way.place is Place.SCALAR and name == "Div" else None
-        if count is None or other.numel() != 1 or not self.mean:
-            if self.rows == 1:
+        one = self._of_one_row(node)
+        if count is None or other.numel() != 1 or not (self.mean or one):
+            if self.rows == 1 or one:
                 return way
             verb = "divides" if name == "Div" else "multiplies"
             raise PrivacyError(
@@ -257,20 +244,21 @@ class LossGraph:
                 " batch, such as a count of all its tokens, which would couple its rows. A constant"
                 f" must be a Python number. {_ROW_FORM}"
             )
-        _multiply(node, other / count)
-        return _Way(Place.SCALAR, way.numbers, averaged=True, whole=True)
+        multiply(node, other / count)
+        return _Way(Place.SCALAR, way.numbers, averaged=True, whole=not one)
 
     def _summed(self, node: Any) -> int | None:
         """How many numbers a sum right below adds up."""
         while True:
-            children = _children(node)
-            if len(children) != 1:
+            only = children(node)
+            if len(only) != 1:
                 return None
-            node = children[0]
-            name = _name(node)
-            if name == "Sum" and self._has_rows(node._saved_self_sym_sizes):
-                return int(math.prod(node._saved_self_sym_sizes))
-            if _reduction(node) == 2:
+            node = only[0]
+            name = name_of(node)
+            sizes = node._saved_self_sym_sizes if name == "Sum" else ()
+            if name == "Sum" and (self._has_rows(sizes) or self._of_one_row(node)):
+                return int(math.prod(sizes))
+            if reduction(node) == 2:
                 target = "_saved_target" if name.startswith("NllLoss") else "_saved_self"
                 return int(getattr(node, target).numel())
             if name not in ("Neg", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone"):
@@ -293,7 +281,7 @@ class LossGraph:
         if averages == self.mean or self.rows == 1 or way.whole:
             return
         wanted = [1 / x if self.mean and x else x for x in way.numbers]
-        if not any(_is_multiple(x, self.rows) for x in wanted):
+        if not any(is_multiple(x, self.rows) for x in wanted):
             did, declared = ("mean", "sum") if averages else ("sum", "mean")
             by = "multiplied" if averages else "divided"
             raise PrivacyError(
@@ -309,7 +297,7 @@ class LossGraph:
         if name == "Index" and node._saved_indices:
             masks = [i for i in node._saved_indices if i is not None]
             first = node._saved_indices[0] is not None
-            rows_first = node._saved_self_sym_sizes[0] == self.rows == _shape(node)[0]
+            rows_first = node._saved_self_sym_sizes[0] == self.rows == shape_of(node)[0]
             picked = any(i.dtype in (torch.bool, torch.uint8) for i in masks) or (
                 first and not rows_first
             )
@@ -323,24 +311,24 @@ class LossGraph:
         """Rows must not meet where something nonlinear follows."""
         if self.rows == 1:
             return
-        if name in _PRODUCTS:
-            both = [node.next_functions[i][0] for i in _PRODUCTS[name]]
-            if all(both) and (name != "Cdist" or len(_shape(node)) == 2):
+        if name in PRODUCTS:
+            both = [node.next_functions[i][0] for i in PRODUCTS[name]]
+            if all(both) and (name != "Cdist" or len(shape_of(node)) == 2):
                 self._meeting(f"a product of two outputs ({name}) compares rows with each other")
         if name == "Pdist":
             self._meeting("distances between the rows (Pdist)")
         if name.endswith("BatchNorm") and getattr(node, "_saved_training", False):
             self._meeting(f"{name} in training mode normalises over the batch")
-        if name in _OVER_AN_AXIS and not self._of_one_row(node):
-            sizes, dims = _input_sizes(node), _dims(node)
+        if name in OVER_AN_AXIS and not self._of_one_row(node):
+            sizes, over = input_sizes(node), dims(node)
             axis = self._row_axis(sizes)
-            whole = not dims and self._has_rows(sizes)
-            if whole or (sizes and sizes[axis] == self.rows and axis in dims):
+            whole = not over and self._has_rows(sizes)
+            if whole or (sizes and sizes[axis] == self.rows and axis in over):
                 self._meeting(f"{name} goes over the rows of the batch, and more follows")
 
     def _check_spread(self, node: Any) -> None:
         """What has no rows must not be spread over all of them."""
-        out = _shape(node)
+        out = shape_of(node)
         axis = self._row_axis(out)
         if self.rows == 1 or len(out) <= axis or out[axis] != self.rows:
             return
@@ -351,7 +339,7 @@ class LossGraph:
             shape = (1,) * (len(out) - len(shape)) + shape
             if shape[axis] == 1:
                 self._meeting(
-                    f"{_name(node)} spreads an output of shape "
+                    f"{name_of(node)} spreads an output of shape "
                     f"{tuple(child._input_metadata[number].shape)} over all rows"
                 )
 
@@ -362,130 +350,58 @@ class LossGraph:
                 f"rows. {_ROW_FORM}"
             )
 
-    def _nonlinear(self, name: str) -> None:
-        if self.rows > 1:
+    def _nonlinear(self, node: Any, name: str, way: _Way) -> _Way:
+        """Something that is not linear follows: fatal for what was reduced over the batch."""
+        if way.place is Place.SCALAR and self._of_one_row(node):
+            self._check_reduction(name, False, way)
+        elif way.place is Place.SCALAR and self.rows > 1:
             raise PrivacyError(
                 f"the loss applies {name} to a number that was already reduced over the batch, so "
                 f"that a row's gradient depends on the other rows. {_ROW_FORM}"
             )
+        return _Way(Place.ROWS, averaged=way.averaged)
 
     # -- one row by itself --------------------------------------------------------------------
 
     def _of_one_row(self, node: Any) -> bool:
         """Whether all that a node is made of belongs to single rows (out[i], out[i : i + 1])."""
         found = False
-        for below in _below(_children(node), lambda n: not self._takes_one_row(n)):
-            model = self._is_inside(below) and _name(below) not in _OF_A_LOSS
-            if self._takes_one_row(below):
+        for part in below(children(node), lambda n: not self._takes_one_row(n)):
+            if self._takes_one_row(part):
                 found = True
-            elif model or hasattr(below, "variable"):
+            elif self._is_inside(part) and name_of(part) not in OF_A_LOSS:
                 return False
         return found
 
     def _takes_one_row(self, node: Any) -> bool:
-        name = _name(node)
-        if name not in _PICKS_ROWS:
+        name = name_of(node)
+        if name not in PICKS_ROWS:
             return False
-        sizes, out = _input_sizes(node), _shape(node)
+        if name in ("Unbind", "Split", "SplitWithSizes"):  # an output for every row
+            return len(node._input_metadata) == self.rows and node._saved_dim in (0, self.axis)
+        sizes, out = input_sizes(node), shape_of(node)
         axis = self._row_axis(sizes)
-        if not sizes or sizes[axis] != self.rows or axis not in _dims(node):
+        if not sizes or sizes[axis] != self.rows or axis not in dims(node):
             return False
-        return name in ("Select", "Unbind") or out[axis] == 1
+        return name == "Select" or out[axis] == 1
 
     def _row_axis(self, sizes: Sequence[int]) -> int:
         return self.axis if len(sizes) > self.axis + 1 else 0
 
     def _reads_rows(self, node: Any) -> bool:
         """Whether numbers that are too few or too many for the rows were picked from their own."""
-        return any(self._has_rows(_shape(below)) for below in self._linear_below(node))
+        return any(self._has_rows(shape_of(part)) for part in self._linear_below(node))
 
     def _rows_are_gone(self, node: Any) -> bool:
         """Whether a sum below was over the rows: as many numbers as rows are left by chance."""
-        for below in self._linear_below(node):
-            sizes = _input_sizes(below)
+        for part in self._linear_below(node):
+            sizes = input_sizes(part)
             axis = self._row_axis(sizes)
-            summed = _name(below) in ("Sum", "Mean") and len(sizes) > 1 and axis in _dims(below)
+            summed = name_of(part) in ("Sum", "Mean") and len(sizes) > 1 and axis in dims(part)
             if summed and sizes[axis] == self.rows:
                 return True
         return False
 
     def _linear_below(self, node: Any) -> Iterator[Any]:
         """What is added up and scaled to what a node is given."""
-        found = _below(_children(node), lambda n: _name(n) in _KEEPS or _name(n) in ("Mul", "Div"))
-        return (below for below in found if not hasattr(below, "variable"))
-
-
-def _children(node: Any) -> list[Any]:
-    return [child for child, _ in node.next_functions if child]
-
-
-def _below(nodes: Sequence[Any], through: Callable[[Any], bool]) -> Iterator[Any]:
-    """These nodes and what is below them, as long as the way goes through nodes of a kind."""
-    todo = [node for node in nodes if node]
-    seen: set[Any] = set()  # holds the nodes, so that they stay themselves
-    while todo:
-        node = todo.pop()
-        if node not in seen:
-            seen.add(node)
-            yield node
-            if through(node):
-                todo += _children(node)
-
-
-def _multiply(node: Any, factor: Tensor) -> None:
-    """Multiply the gradient that enters a node, once for all."""
-    if node.metadata.setdefault("vestige factor", factor) is factor:
-        node.register_prehook(lambda g: (None if g[0] is None else g[0] * factor.to(g[0]),))
-
-
-def _name(node: Any) -> str:
-    """`Mean` for MeanBackward0, and so on."""
-    name = str(node.name()).rsplit("::", 1)[-1]
-    return name.rstrip("0123456789").removesuffix("Backward")
-
-
-def _shape(node: Any) -> tuple[int, ...]:
-    """The shape of what the node's operation made."""
-    return tuple(node._input_metadata[0].shape)
-
-
-def _input_sizes(node: Any) -> tuple[int, ...]:
-    """The shape that an operation was given."""
-    sizes = getattr(node, "_saved_self_sym_sizes", None)
-    if sizes is None:
-        value = getattr(node, "_saved_self", None)
-        sizes = _shape(node) if value is None else value.shape
-    return tuple(sizes)
-
-
-def _dims(node: Any) -> tuple[int, ...]:
-    """The axes that an operation goes over; none where it goes over all."""
-    dims = getattr(node, "_saved_dim", None)
-    if dims is None:
-        return ()
-    sizes = _input_sizes(node)
-    given = dims if isinstance(dims, tuple | list) else (dims,)
-    return tuple(_signed(d) % max(1, len(sizes)) for d in given)
-
-
-def _signed(number: int) -> int:
-    """Nodes show a negative axis as an unsigned number."""
-    return number - 2**64 if number >= 2**63 else number
-
-
-def _reduction(node: Any) -> int:
-    """0 where an operation does not reduce, 1 for a mean, 2 for a sum."""
-    return int(getattr(node, "_saved_reduction", 0))
-
-
-def _is_number(value: Tensor) -> bool:
-    """Whether a saved constant was a Python number, which does not decide the type of a result."""
-    if value.ndim or value.dtype not in (torch.int64, torch.float64):
-        return False
-    small = torch.float16 if value.is_floating_point() else torch.int8
-    return torch.result_type(value, torch.zeros((), dtype=small)) == small
-
-
-def _is_multiple(value: float, rows: int) -> bool:
-    times = value / rows
-    return times > 0.5 and abs(times - round(times)) <= 1e-6 * times
+        return below(children(node), lambda n: name_of(n) in KEEPS or name_of(n) in ("Mul", "Div"))

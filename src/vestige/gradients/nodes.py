@@ -1,0 +1,109 @@
+"""What the nodes of an autograd graph tell: names, shapes and what they have saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# What keeps numbers as they are, moves them, adds them up or takes some out.
+KEEPS = {
+    *("Add", "Sub", "Rsub", "Neg", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"),
+    *("Expand", "Clone", "ToCopy", "CopyBackwards", "Alias", "Stack", "Cat", "Select", "Slice"),
+    *("Transpose", "T", "Permute", "Split", "SplitWithSizes", "Unbind", "Repeat", "MaskedFill"),
+    *("Where", "AsStrided", "CopySlices", "Index", "IndexSelect", "MaskedSelect", "Gather"),
+    *("ConstantPadNd", "Narrow", "Unfold", "Diagonal", "Flip", "Roll"),
+}
+# A model's own loss is followed through these; anything else is the model, whose rows are followed
+# by the capture.
+OF_A_LOSS = KEEPS | {"LogSoftmax", "Softmax", "Mul", "Div", "NllLoss", "NllLoss2D", "Sum", "Mean"}
+PICKS_ROWS = {"Select", "Slice", "Split", "SplitWithSizes", "Unbind", "Narrow"}
+SPREADS = {"Add", "Sub", "Rsub", "Mul", "Div", "Where", "Expand", "Pow", "Maximum", "Minimum"}
+PRODUCTS = {"Mm": (0, 1), "Mv": (0, 1), "Dot": (0, 1), "Addmm": (1, 2), "Cdist": (0, 1)}
+# Over the axis of the rows these make one number of many rows, or let rows compete.
+OVER_AN_AXIS = {
+    *("Sum", "Nansum", "Mean", "Prod", "Var", "VarMean", "Std", "StdMean", "Norm", "Median"),
+    *("LinalgVectorNorm", "Amax", "Amin", "Aminmax", "Max", "Min", "Nanmedian", "Kthvalue"),
+    *("Softmax", "LogSoftmax", "Logsumexp", "Logcumsumexp", "Cumsum", "Cumprod", "Cummax"),
+    *("Cummin", "Mode"),
+}
+
+
+def children(node: Any) -> list[Any]:
+    """The nodes that a node hands its gradients on to."""
+    return [child for child, _ in node.next_functions if child]
+
+
+def below(nodes: Sequence[Any], through: Callable[[Any], bool]) -> Iterator[Any]:
+    """These nodes and what is below them, as long as the way goes through nodes of a kind."""
+    todo = [node for node in nodes if node]
+    seen: set[Any] = set()  # holds the nodes, so that they stay themselves
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            if through(node):
+                todo += children(node)
+
+
+def multiply(node: Any, factor: Tensor) -> None:
+    """Multiply the gradient that enters a node, once for all."""
+    if node.metadata.setdefault("vestige factor", factor) is factor:
+        node.register_prehook(lambda g: (None if g[0] is None else g[0] * factor.to(g[0]),))
+
+
+def name_of(node: Any) -> str:
+    """`Mean` for MeanBackward0, and so on."""
+    name = str(node.name()).rsplit("::", 1)[-1]
+    return name.rstrip("0123456789").removesuffix("Backward")
+
+
+def shape_of(node: Any) -> tuple[int, ...]:
+    """The shape of what the node's operation made."""
+    return tuple(node._input_metadata[0].shape)
+
+
+def input_sizes(node: Any) -> tuple[int, ...]:
+    """The shape that an operation was given."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    if sizes is None:
+        value = getattr(node, "_saved_self", None)
+        sizes = shape_of(node) if value is None else value.shape
+    return tuple(sizes)
+
+
+def dims(node: Any) -> tuple[int, ...]:
+    """The axes that an operation goes over; none where it goes over all."""
+    dims = getattr(node, "_saved_dim", None)
+    if dims is None:
+        return ()
+    sizes = input_sizes(node)
+    given = dims if isinstance(dims, tuple | list) else (dims,)
+    return tuple(_signed(d) % max(1, len(sizes)) for d in given)
+
+
+def _signed(number: int) -> int:
+    """Nodes show a negative axis as an unsigned number."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+def reduction(node: Any) -> int:
+    """0 where an operation does not reduce, 1 for a mean, 2 for a sum."""
+    return int(getattr(node, "_saved_reduction", 0))
+
+
+def is_number(value: Tensor) -> bool:
+    """Whether a saved constant was a Python number, which does not decide the type of a result."""
+    if value.ndim or value.dtype not in (torch.int64, torch.float64):
+        return False
+    small = torch.float16 if value.is_floating_point() else torch.int8
+    return torch.result_type(value, torch.zeros((), dtype=small)) == small
+
+
+def is_multiple(value: float, rows: int) -> bool:
+    """Whether a number is the rows or a whole multiple of them."""
+    times = value / rows
+    return times > 0.5 and abs(times - round(times)) <= 1e-6 * times
