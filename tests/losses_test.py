@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vestige
 from vestige import ConfigError, PrivacyEngine, PrivacyError
+from vestige.gradients import losses
 from vestige.validation import check_criterion
 
 ROWS, LENGTH, WORDS = 16, 12, 7
@@ -140,6 +141,13 @@ def test_the_mean_over_all_targets_is_that_of_rows_by_themselves(name):
     assert engine.caveats() == NO_NOISE
 
 
+@pytest.mark.parametrize("name", ["a mean over all targets", "by hand"])
+def test_without_the_replaced_divisor_the_bound_breaks(name, monkeypatch):
+    """The mutant: what the ratios above are there to find."""
+    monkeypatch.setattr(losses, "multiply", lambda node, factor: None)
+    assert ratio(data(), lambda m, x, y: MEANS[name](m(x), y), bound=0.3) > 1.5
+
+
 def test_where_nothing_is_ignored_nothing_changes():
     plain, _ = clipped_sum(data(ignored=False), lambda m, x, y: flat(m(x), y), bound=1.0)
     by_hand, _ = clipped_sum(
@@ -191,7 +199,7 @@ ACCEPTED = {
         by_position(m(x), y).sum(1) / (y != -100).sum(1)
     ).mean(),
     "rows in a loop": lambda m, x, y: (lambda out: sum(
-        flat(out[i : i + 1, : 1 + i % 3], y[i : i + 1, : 1 + i % 3], ignore_index=-1).clamp(max=9)
+        flat(out[i : i + 1, : 1 + x[i, 0]], y[i : i + 1, : 1 + x[i, 0]]).clamp(max=9)
         for i in range(len(out))
     ) / len(out))(m(x)),
     "losses, counted in a loop": lambda m, x, y: torch.stack([
@@ -351,10 +359,10 @@ def test_a_refused_loss_leaves_the_batch_for_a_better_one():
         sample_rate=1.0,
     )
     x, y = next(iter(loader))
-    losses = by_position(model(x), y)
+    values = by_position(model(x), y)
     with pytest.raises(PrivacyError, match="applies Log"):
-        losses.mean().log().backward()
-    engine.backward(losses.mean(1))
+        values.mean().log().backward()
+    engine.backward(values.mean(1))
     optimizer.step()
     assert engine.released == 1 and engine.ledger.steps == 1
     assert not torch.overrides._get_current_function_mode_stack()
@@ -417,8 +425,8 @@ def test_losses_of_two_engines_are_told_apart():
             noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=1.0,
         )))  # fmt: skip
     batches = [next(iter(loader)) for _, _, _, loader in made]
-    losses = [flat(m(x), y) for (_, m, _, _), (x, y) in zip(made, batches, strict=True)]
-    for loss in losses:
+    both = [flat(m(x), y) for (_, m, _, _), (x, y) in zip(made, batches, strict=True)]
+    for loss in both:
         loss.backward()
     for engine, _, optimizer, _ in made:
         optimizer.step()
