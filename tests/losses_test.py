@@ -154,7 +154,7 @@ def test_where_nothing_is_ignored_nothing_changes():
     by_hand, _ = clipped_sum(
         data(ignored=False), lambda m, x, y: by_position(m(x), y).mean(1), bound=1.0
     )
-    assert torch.allclose(plain, by_hand, rtol=1e-5, atol=1e-8)
+    assert torch.allclose(plain, by_hand, rtol=1e-4, atol=1e-5)
 
 
 def first(m, x):
