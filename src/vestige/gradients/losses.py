@@ -42,6 +42,7 @@ from vestige.gradients.nodes import (
     children,
     dims,
     input_sizes,
+    is_leaf,
     is_multiple,
     is_number,
     multiply,
@@ -106,7 +107,7 @@ class LossGraph:
 
     def _walk(self, root: Tensor) -> None:
         for node in self._in_the_loop(root):
-            if hasattr(node, "variable"):
+            if is_leaf(node):
                 self._check_leaf(node.variable)
         place = Place.SCALAR if root.numel() == 1 else Place.ROWS
         todo: list[tuple[Any, _Way]] = [(root.grad_fn, _Way(place))]
@@ -116,7 +117,7 @@ class LossGraph:
             if (node, way) in seen:
                 continue
             seen.add((node, way))
-            if not hasattr(node, "variable"):
+            if not is_leaf(node):
                 todo += self._visit(node, way, self._is_inside(node))
 
     def concerns(self, root: Tensor) -> bool:
@@ -129,7 +130,7 @@ class LossGraph:
             number = node._sequence_nr()
             if any(first <= number < last for first, last in self._elsewhere):
                 return True
-            if id(getattr(node, "variable", None)) in self._parameters:
+            if is_leaf(node) and id(node.variable) in self._parameters:
                 return True
         return False
 
@@ -333,7 +334,7 @@ class LossGraph:
         if self.rows == 1 or len(out) <= axis or out[axis] != self.rows:
             return
         for child, number in node.next_functions:
-            if child is None or hasattr(child, "variable"):
+            if child is None or is_leaf(child):
                 continue
             shape = tuple(child._input_metadata[number].shape)
             shape = (1,) * (len(out) - len(shape)) + shape

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 # What keeps numbers as they are, moves them, adds them up or takes some out.
 KEEPS = {
@@ -57,8 +58,15 @@ def multiply(node: Any, factor: Tensor) -> None:
 
 def name_of(node: Any) -> str:
     """`Mean` for MeanBackward0, and so on."""
+    if isinstance(node, BackwardCFunction):
+        return type(node).__name__  # its attributes are the author's, `name` as well
     name = str(node.name()).rsplit("::", 1)[-1]
     return name.rstrip("0123456789").removesuffix("Backward")
+
+
+def is_leaf(node: Any) -> bool:
+    """Whether a node is where a gradient ends, in the tensor `node.variable`."""
+    return type(node).__name__ == "AccumulateGrad"
 
 
 def shape_of(node: Any) -> tuple[int, ...]:
