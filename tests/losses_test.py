@@ -262,6 +262,15 @@ MEETING = {
     "sum .Sum. that is not divided": lambda s, y: by_position(s, y).sum(),
     "not divided by the 16 rows": lambda s, y: by_position(s, y).sum() / 27,
     "NllLoss. that is not divided": lambda s, y: flat(s, y, reduction="sum") / 37.0,
+    "applies Pow to": lambda s, y: (
+        sum(flat(s[i : i + 1], y[i : i + 1]) for i in range(16)) / 16
+    ) ** 2,
+    "puts single rows together": lambda s, y: sum(
+        (s[i, :8, :4] - s[i - 1, :8, :4]).square().mean() for i in range(16)
+    ) / 16,
+    "single rows together": lambda s, y: torch.stack(
+        [(s[i] * s[i - 1]).mean() for i in range(16)]
+    ),
     "compares rows": lambda s, y: F.cross_entropy(
         s[:, 0] @ s[:, 1].T, torch.arange(len(s))
     ),

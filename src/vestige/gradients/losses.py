@@ -49,6 +49,7 @@ from vestige.gradients.nodes import (
     name_of,
     reduction,
     shape_of,
+    signed,
 )
 
 _ROW_FORM = (
@@ -174,6 +175,9 @@ class LossGraph:
             way = self._nonlinear(node, name, way)
         if way.place is Place.ROWS and not own:
             self._check_meeting(node, name)
+            side_by_side = name in ("Stack", "Cat", "CopySlices")
+            if not side_by_side and len(self._rows_of(node) - {-1}) > 1:
+                self._meeting(f"{name} puts single rows together")
         if way.place is not Place.SCALAR and not own and name in SPREADS:
             self._check_spread(node)
         for child in children(node):
@@ -365,26 +369,42 @@ class LossGraph:
     # -- one row by itself --------------------------------------------------------------------
 
     def _of_one_row(self, node: Any) -> bool:
-        """Whether all that a node is made of belongs to single rows (out[i], out[i : i + 1])."""
-        found = False
-        for part in below(children(node), lambda n: not self._takes_one_row(n)):
-            if self._takes_one_row(part):
-                found = True
-            elif self._is_inside(part) and name_of(part) not in OF_A_LOSS:
-                return False
-        return found
+        """Whether all that a node is made of belongs to one row (out[i], out[i : i + 1])."""
+        rows = self._rows_of(node)
+        return len(rows) == 1 and -1 not in rows
 
-    def _takes_one_row(self, node: Any) -> bool:
+    def _rows_of(self, node: Any) -> set[int]:
+        """The single rows that a node is made of; -1 is among them if there is more to it."""
+        todo, seen, rows = list(node.next_functions), set[Any](), set[int]()
+        while todo:
+            child, output = todo.pop()
+            if child is None or (child, output) in seen:
+                continue
+            seen.add((child, output))
+            row = self._row_taken(child, output)
+            if row is not None:
+                rows.add(row)
+            elif self._is_inside(child) and name_of(child) not in OF_A_LOSS:
+                rows.add(-1)
+            else:
+                todo += child.next_functions
+        return rows
+
+    def _row_taken(self, node: Any, output: int) -> int | None:
+        """The row that a node takes out of all of them, if that is what it does."""
         name = name_of(node)
         if name not in PICKS_ROWS:
-            return False
+            return None
         if name in ("Unbind", "Split", "SplitWithSizes"):  # an output for every row
-            return len(node._input_metadata) == self.rows and node._saved_dim in (0, self.axis)
+            every = len(node._input_metadata) == self.rows and node._saved_dim in (0, self.axis)
+            return output if every else None
         sizes, out = input_sizes(node), shape_of(node)
         axis = self._row_axis(sizes)
         if not sizes or sizes[axis] != self.rows or axis not in dims(node):
-            return False
-        return name == "Select" or out[axis] == 1
+            return None
+        if name == "Slice" and out[axis] != 1:
+            return None
+        return signed(node._saved_index if name == "Select" else node._saved_start) % self.rows
 
     def _row_axis(self, sizes: Sequence[int]) -> int:
         return self.axis if len(sizes) > self.axis + 1 else 0

@@ -20,7 +20,7 @@ KEEPS = {
 # A model's own loss is followed through these; anything else is the model, whose rows are followed
 # by the capture.
 OF_A_LOSS = KEEPS | {"LogSoftmax", "Softmax", "Mul", "Div", "NllLoss", "NllLoss2D", "Sum", "Mean"}
-PICKS_ROWS = {"Select", "Slice", "Split", "SplitWithSizes", "Unbind", "Narrow"}
+PICKS_ROWS = {"Select", "Slice", "Split", "SplitWithSizes", "Unbind"}
 SPREADS = {"Add", "Sub", "Rsub", "Mul", "Div", "Where", "Expand", "Pow", "Maximum", "Minimum"}
 PRODUCTS = {"Mm": (0, 1), "Mv": (0, 1), "Dot": (0, 1), "Addmm": (1, 2), "Cdist": (0, 1)}
 # Over the axis of the rows these make one number of many rows, or let rows compete.
@@ -90,10 +90,10 @@ def dims(node: Any) -> tuple[int, ...]:
         return ()
     sizes = input_sizes(node)
     given = dims if isinstance(dims, tuple | list) else (dims,)
-    return tuple(_signed(d) % max(1, len(sizes)) for d in given)
+    return tuple(signed(d) % max(1, len(sizes)) for d in given)
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
     """Nodes show a negative axis as an unsigned number."""
     return number - 2**64 if number >= 2**63 else number
 
