@@ -35,7 +35,6 @@ from vestige.gradients.nodes import (
     KEEPS,
     OF_A_LOSS,
     OVER_AN_AXIS,
-    PICKS_ROWS,
     PRODUCTS,
     SPREADS,
     below,
@@ -45,11 +44,13 @@ from vestige.gradients.nodes import (
     is_leaf,
     is_multiple,
     is_number,
+    linear_below,
     multiply,
     name_of,
     reduction,
+    row_axis,
+    row_taken,
     shape_of,
-    signed,
 )
 
 _ROW_FORM = (
@@ -381,7 +382,7 @@ class LossGraph:
             if child is None or (child, output) in seen:
                 continue
             seen.add((child, output))
-            row = self._row_taken(child, output)
+            row = row_taken(child, output, self.rows, self.axis)
             if row is not None:
                 rows.add(row)
             elif self._is_inside(child) and name_of(child) not in OF_A_LOSS:
@@ -390,39 +391,19 @@ class LossGraph:
                 todo += child.next_functions
         return rows
 
-    def _row_taken(self, node: Any, output: int) -> int | None:
-        """The row that a node takes out of all of them, if that is what it does."""
-        name = name_of(node)
-        if name not in PICKS_ROWS:
-            return None
-        if name in ("Unbind", "Split", "SplitWithSizes"):  # an output for every row
-            every = len(node._input_metadata) == self.rows and node._saved_dim in (0, self.axis)
-            return output if every else None
-        sizes, out = input_sizes(node), shape_of(node)
-        axis = self._row_axis(sizes)
-        if not sizes or sizes[axis] != self.rows or axis not in dims(node):
-            return None
-        if name == "Slice" and out[axis] != 1:
-            return None
-        return signed(node._saved_index if name == "Select" else node._saved_start) % self.rows
-
     def _row_axis(self, sizes: Sequence[int]) -> int:
-        return self.axis if len(sizes) > self.axis + 1 else 0
+        return row_axis(sizes, self.axis)
 
     def _reads_rows(self, node: Any) -> bool:
         """Whether numbers that are too few or too many for the rows were picked from their own."""
-        return any(self._has_rows(shape_of(part)) for part in self._linear_below(node))
+        return any(self._has_rows(shape_of(part)) for part in linear_below(node))
 
     def _rows_are_gone(self, node: Any) -> bool:
         """Whether a sum below was over the rows: as many numbers as rows are left by chance."""
-        for part in self._linear_below(node):
+        for part in linear_below(node):
             sizes = input_sizes(part)
             axis = self._row_axis(sizes)
             summed = name_of(part) in ("Sum", "Mean") and len(sizes) > 1 and axis in dims(part)
             if summed and sizes[axis] == self.rows:
                 return True
         return False
-
-    def _linear_below(self, node: Any) -> Iterator[Any]:
-        """What is added up and scaled to what a node is given."""
-        return below(children(node), lambda n: name_of(n) in KEEPS or name_of(n) in ("Mul", "Div"))

@@ -90,10 +90,10 @@ def dims(node: Any) -> tuple[int, ...]:
         return ()
     sizes = input_sizes(node)
     given = dims if isinstance(dims, tuple | list) else (dims,)
-    return tuple(signed(d) % max(1, len(sizes)) for d in given)
+    return tuple(_signed(d) % max(1, len(sizes)) for d in given)
 
 
-def signed(number: int) -> int:
+def _signed(number: int) -> int:
     """Nodes show a negative axis as an unsigned number."""
     return number - 2**64 if number >= 2**63 else number
 
@@ -115,3 +115,30 @@ def is_multiple(value: float, rows: int) -> bool:
     """Whether a number is the rows or a whole multiple of them."""
     times = value / rows
     return times > 0.5 and abs(times - round(times)) <= 1e-6 * times
+
+
+def linear_below(node: Any) -> Iterator[Any]:
+    """What is added up and scaled to what a node is given."""
+    return below(children(node), lambda n: name_of(n) in KEEPS or name_of(n) in ("Mul", "Div"))
+
+
+def row_axis(sizes: Sequence[int], axis: int) -> int:
+    """Where a tensor of these sizes has the rows, if it has them: two axes may be rows and one."""
+    return axis if len(sizes) > axis + 1 else 0
+
+
+def row_taken(node: Any, output: int, rows: int, axis: int) -> int | None:
+    """The row that an output of a node takes out of all of them, if that is what it does."""
+    name = name_of(node)
+    if name not in PICKS_ROWS:
+        return None
+    if name in ("Unbind", "Split", "SplitWithSizes"):  # an output for every row
+        every = len(node._input_metadata) == rows and node._saved_dim in (0, axis)
+        return output if every else None
+    sizes, out = input_sizes(node), shape_of(node)
+    axis = row_axis(sizes, axis)
+    if not sizes or sizes[axis] != rows or axis not in dims(node):
+        return None
+    if name == "Slice" and out[axis] != 1:
+        return None
+    return _signed(node._saved_index if name == "Select" else node._saved_start) % rows
