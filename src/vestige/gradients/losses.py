@@ -51,6 +51,7 @@ from vestige.gradients.nodes import (
     row_axis,
     row_taken,
     shape_of,
+    summed,
 )
 
 _ROW_FORM = (
@@ -239,8 +240,10 @@ class LossGraph:
 
     def _counted(self, node: Any, name: str, other: Tensor, way: _Way) -> _Way:
         """What is divided by a tensor without rows: a count from the batch, for all we know."""
-        count = self._summed(node) if way.place is Place.SCALAR and name == "Div" else None
         one = self._of_one_row(node)
+        count = summed(node) if way.place is Place.SCALAR and name == "Div" else None
+        if count is not None and not one and count % self.rows:
+            count = None
         if count is None or other.numel() != 1 or not (self.mean or one):
             if self.rows == 1 or one:
                 return way
@@ -252,23 +255,6 @@ class LossGraph:
             )
         multiply(node, other / count)
         return _Way(Place.SCALAR, way.numbers, averaged=True, whole=not one)
-
-    def _summed(self, node: Any) -> int | None:
-        """How many numbers a sum right below adds up."""
-        while True:
-            only = children(node)
-            if len(only) != 1:
-                return None
-            node = only[0]
-            name = name_of(node)
-            sizes = node._saved_self_sym_sizes if name == "Sum" else ()
-            if name == "Sum" and (self._has_rows(sizes) or self._of_one_row(node)):
-                return int(math.prod(sizes))
-            if reduction(node) == 2:
-                target = "_saved_target" if name.startswith("NllLoss") else "_saved_self"
-                return int(getattr(node, target).numel())
-            if name not in ("Neg", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone"):
-                return None
 
     # -- what is refused ----------------------------------------------------------------------
 

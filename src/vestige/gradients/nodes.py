@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -142,3 +143,20 @@ def row_taken(node: Any, output: int, rows: int, axis: int) -> int | None:
     if name == "Slice" and out[axis] != 1:
         return None
     return _signed(node._saved_index if name == "Select" else node._saved_start) % rows
+
+
+def summed(node: Any) -> int | None:
+    """How many numbers a sum right below a node adds up; None where there is no sum."""
+    while True:
+        only = children(node)
+        if len(only) != 1:
+            return None
+        node = only[0]
+        name = name_of(node)
+        if name == "Sum":
+            return math.prod(input_sizes(node))
+        if reduction(node) == 2:
+            counted = node._saved_target if name.startswith("NllLoss") else node._saved_self
+            return int(counted.numel())
+        if name not in ("Neg", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone"):
+            return None
