@@ -146,17 +146,18 @@ def row_taken(node: Any, output: int, rows: int, axis: int) -> int | None:
 
 
 def summed(node: Any) -> int | None:
-    """How many numbers a sum right below a node adds up; None where there is no sum."""
+    """How many numbers the sums right below a node add up; None where there is no sum."""
+    count: int | None = None
     while True:
         only = children(node)
         if len(only) != 1:
-            return None
+            return count
         node = only[0]
         name = name_of(node)
         if name == "Sum":
-            return math.prod(input_sizes(node))
-        if reduction(node) == 2:
+            count = math.prod(input_sizes(node))
+        elif reduction(node) == 2:
             counted = node._saved_target if name.startswith("NllLoss") else node._saved_self
             return int(counted.numel())
-        if name not in ("Neg", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone"):
-            return None
+        elif name not in ("Neg", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone"):
+            return count
