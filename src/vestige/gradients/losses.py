@@ -392,4 +392,8 @@ class LossGraph:
             summed = name_of(part) in ("Sum", "Mean") and len(sizes) > 1 and axis in dims(part)
             if summed and sizes[axis] == self.rows:
                 return True
-        return False
+        # Or there are as many terms, torch.stack([loss, penalty]).sum(), as rows.
+        first = children(node)[0]
+        terms = children(first) if name_of(first) == "Stack" else []
+        terms = [t if name_of(t) != "Unsqueeze" else children(t)[0] for t in terms]
+        return bool(terms) and len(set(terms)) == len(terms) and not self._rows_of(first) - {-1}
