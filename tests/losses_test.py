@@ -213,6 +213,9 @@ ACCEPTED = {
     ) / len(x),
     "losses, rows in a loop": lambda m, x, y: torch.stack([s[t != -100].logsumexp(1).mean()
         for s, t in zip(m(x), y, strict=True)]),
+    "rows stacked again": lambda m, x, y: F.cross_entropy(
+        torch.stack([row[0].tanh() for row in m(x)]), y[:, 0]
+    ),
     "two terms": lambda m, x, y: torch.stack(
         [F.cross_entropy(first(m, x), y[:, 0]), m(x).square().mean()]
     ).sum(),
@@ -276,6 +279,8 @@ MEETING = {
     "compares rows": lambda s, y: F.cross_entropy(
         s[:, 0] @ s[:, 1].T, torch.arange(len(s))
     ),
+    "product of two outputs .Cdist.": lambda s, y: torch.cdist(s[:, 0], s[:, 1]).mean(),
+    "product of two outputs .Pdist.": lambda s, y: F.pdist(s[:, 0])[:ROWS].mean(),
     "Softmax goes over the rows": lambda s, y: s[:, 0].softmax(0).square().mean(),
     "Div spreads": lambda s, y: (s[:, 0] / s[:, 0].std(0)).mean(),
     "applies Logsumexp": lambda s, y: s[:, 0].logsumexp(0).mean(),

@@ -21,7 +21,7 @@ constants: a divisor of a sum must be a multiple of the rows, and no more is kno
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -36,6 +36,7 @@ from vestige.gradients.nodes import (
     OF_A_LOSS,
     OVER_AN_AXIS,
     PRODUCTS,
+    SIDE_BY_SIDE,
     SPREADS,
     below,
     children,
@@ -177,8 +178,7 @@ class LossGraph:
             way = self._nonlinear(node, name, way)
         if way.place is Place.ROWS and not own:
             self._check_meeting(node, name)
-            side_by_side = name in ("Stack", "Cat", "CopySlices")
-            if not side_by_side and len(self._rows_of(node) - {-1}) > 1:
+            if name not in SIDE_BY_SIDE and len(self._rows_of(node, SIDE_BY_SIDE) - {-1}) > 1:
                 self._meeting(f"{name} puts single rows together")
         if way.place is not Place.SCALAR and not own and name in SPREADS:
             self._check_spread(node)
@@ -305,10 +305,8 @@ class LossGraph:
             return
         if name in PRODUCTS:
             both = [node.next_functions[i][0] for i in PRODUCTS[name]]
-            if all(both) and (name != "Cdist" or len(shape_of(node)) == 2):
+            if all(both) and len(shape_of(node)) <= 2:
                 self._meeting(f"a product of two outputs ({name}) compares rows with each other")
-        if name == "Pdist":
-            self._meeting("distances between the rows (Pdist)")
         if name.endswith("BatchNorm") and getattr(node, "_saved_training", False):
             self._meeting(f"{name} in training mode normalises over the batch")
         if name in OVER_AN_AXIS and not self._of_one_row(node):
@@ -360,8 +358,9 @@ class LossGraph:
         rows = self._rows_of(node)
         return len(rows) == 1 and -1 not in rows
 
-    def _rows_of(self, node: Any) -> set[int]:
+    def _rows_of(self, node: Any, stop: Collection[str] = ()) -> set[int]:
         """The single rows that a node is made of; -1 is among them if there is more to it."""
+        own = self._is_inside(node)
         todo, seen, rows = list(node.next_functions), set[Any](), set[int]()
         while todo:
             child, output = todo.pop()
@@ -369,11 +368,12 @@ class LossGraph:
                 continue
             seen.add((child, output))
             row = row_taken(child, output, self.rows, self.axis)
-            if row is not None:
-                rows.add(row)
-            elif self._is_inside(child) and name_of(child) not in OF_A_LOSS:
+            if row is not None and (own or not self._is_inside(child)):
+                # The pick that is nearest to the model: positions may be as many as rows.
+                rows |= (self._rows_of(child, stop) - {-1}) or {row}
+            elif self._is_inside(child) and not (own and name_of(child) in OF_A_LOSS):
                 rows.add(-1)
-            else:
+            elif name_of(child) not in stop:
                 todo += child.next_functions
         return rows
 

@@ -22,8 +22,13 @@ KEEPS = {
 # by the capture.
 OF_A_LOSS = KEEPS | {"LogSoftmax", "Softmax", "Mul", "Div", "NllLoss", "NllLoss2D", "Sum", "Mean"}
 PICKS_ROWS = {"Select", "Slice", "Split", "SplitWithSizes", "Unbind"}
+SIDE_BY_SIDE = {"Stack", "Cat", "CopySlices"}
 SPREADS = {"Add", "Sub", "Rsub", "Mul", "Div", "Where", "Expand", "Pow", "Maximum", "Minimum"}
-PRODUCTS = {"Mm": (0, 1), "Mv": (0, 1), "Dot": (0, 1), "Addmm": (1, 2), "Cdist": (0, 1)}
+# Inputs that are compared row by row, if both come from the model.
+PRODUCTS: dict[str, tuple[int, ...]] = {
+    **{"Mm": (0, 1), "Mv": (0, 1), "Dot": (0, 1), "Addmm": (1, 2)},
+    **{"Cdist": (0, 1), "EuclideanDist": (0, 1), "Pdist": (0,)},
+}
 # Over the axis of the rows these make one number of many rows, or let rows compete.
 OVER_AN_AXIS = {
     *("Sum", "Nansum", "Mean", "Prod", "Var", "VarMean", "Std", "StdMean", "Norm", "Median"),
