@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from tests.reference import clip_and_sum
-from vestige import PrivacyEngine
+from vestige import PrivacyEngine, PrivacyError
 from vestige.clipping import Clip
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install -e '.[hf]'")
@@ -118,3 +118,65 @@ def test_clipped_sum_equals_a_loop_over_examples(make, clipping):
         )
     expected = clip_and_sum(torch.stack(rows), engine._run.groups, Clip(engine.plan.bounds))
     assert (got - expected).norm() < 1e-9 * expected.norm()
+
+
+def lot_sum(make, examples, bound, **more):
+    """The clipped sum of one lot of examples with labels, in units of the bound."""
+    torch.manual_seed(0)
+    model = make()[0].double().eval()
+    engine = PrivacyEngine(accountant="rdp")
+    model, optimizer, loader = engine.make_private(
+        module=Labelled(model, **more),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        data_loader=DataLoader(examples, batch_size=6),
+        noise_multiplier=0.0,
+        max_grad_norm=bound,
+        sample_rate=1.0,
+        dataset_size=6,
+    )
+    batch = next(iter(loader))
+    loss = model(**batch)
+    engine.backward(loss) if loss.ndim else loss.backward()
+    optimizer.step()
+    return torch.cat([p.grad.flatten() for p in model.parameters()]) * 6 / bound
+
+
+class Labelled(torch.nn.Module):
+    """A model that is given labels, and returns its own loss."""
+
+    def __init__(self, inner, **more):
+        super().__init__()
+        self.inner, self.more = inner, more
+
+    def forward(self, input_ids, labels):
+        return self.inner(input_ids=input_ids, labels=labels, **self.more).loss
+
+
+def masked_lm():
+    config = transformers.BertConfig(
+        vocab_size=50, intermediate_size=24, max_position_embeddings=16, **SIZES
+    )
+    return (transformers.BertForMaskedLM(config),)
+
+
+@pytest.mark.filterwarnings("ignore:the self-check was skipped")
+@pytest.mark.parametrize("bound", [1e-2, 1.0, 100.0])
+@pytest.mark.parametrize("make", [gpt2, llama, masked_lm])
+def test_the_models_own_loss_keeps_the_bound(make, bound):
+    """One long example and five short ones: the token mean must not move the short ones."""
+    examples = [dict(tokens()) for _ in range(6)]
+    for i, example in enumerate(examples):
+        example["labels"] = example["input_ids"].clone()
+        example["labels"][2 if i else 7 :] = -100
+    whole, part = lot_sum(make, examples, bound), lot_sum(make, examples[1:], bound)
+    assert 0 < float((whole - part).norm()) <= 1 + 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:the self-check was skipped")
+def test_the_trainers_normaliser_does_not_couple_examples():
+    """A count that the model divides by is replaced if it is a tensor, and refused if not."""
+    examples = [{"input_ids": torch.arange(7), "labels": torch.arange(7)} for _ in range(6)]
+    counted = lot_sum(gpt2, examples, 1.0, num_items_in_batch=torch.tensor(5))
+    assert torch.allclose(counted, lot_sum(gpt2, examples, 1.0), rtol=1e-6)
+    with pytest.raises(PrivacyError, match="not divided by the 6 rows"):
+        lot_sum(gpt2, examples, 1.0, num_items_in_batch=5)

@@ -568,8 +568,8 @@ def test_pitfall_18_a_loss_scaler_cannot_skip_a_release_unnoticed():
     before = weights(model)
     scaler = torch.amp.GradScaler("cpu")
     x, y = next(iter(loader))
-    scaler.scale(F.cross_entropy(model(x), y)).backward()
     try:
+        scaler.scale(F.cross_entropy(model(x), y)).backward()  # a factor that is no Python number
         scaler.step(optimizer)
     except (AssertionError, VestigeError):
         assert engine.released == 0

@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BudgetExhausted",
     "ConfigError",
+    "PadTo",
     "PrivacyEngine",
     "PrivacyError",
     "PrivacyPlan",
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
         UnsupportedModel,
         VestigeError,
     )
+    from vestige.padding import PadTo
     from vestige.plan import PrivacyPlan
     from vestige.validation import fix
 
 _HOMES = {
+    "PadTo": "vestige.padding",
     "PrivacyEngine": "vestige.engine",
     "PrivacyPlan": "vestige.plan",
     "fix": "vestige.validation",

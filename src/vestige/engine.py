@@ -145,7 +145,7 @@ class PrivacyEngine:
             )
         check_model(module)
         check_optimizer(optimizer, module)
-        check_criterion(criterion, loss_reduction)
+        check_criterion(criterion, loss_reduction, module)
         batch_size = check_loader(data_loader)
         if max_physical_batch_size is not None:
             check_count("max_physical_batch_size", max_physical_batch_size)
@@ -569,7 +569,7 @@ class PrivacyEngine:
                 f"the number of records, {run.plan.dataset_size}, is treated as public (it was not "
                 "declared as dataset_size=...)"
             )
-        return found + self._lineage(run)
+        return found + run.losses.caveats + self._lineage(run)
 
     def _lineage(self, run: Run) -> list[str]:
         """What epsilon contains of other engines' releases, and what it leaves out."""

@@ -23,6 +23,7 @@ from vestige.forecast import coming_events
 from vestige.geometry import Geometry
 from vestige.gradients import Batch, Capture
 from vestige.gradients.capture import exact
+from vestige.gradients.loss_watch import LossWatch
 from vestige.guard import BudgetGuard
 from vestige.importance import Importance
 from vestige.memory.estimated import EstimatedMemory
@@ -97,6 +98,7 @@ class Run:
         self.groups = watch.groups
         self.parts, self.memory, self.ascent = parts, parts.memory, parts.ascent
         watch.mean_loss = plan.loss_reduction == "mean"
+        self.losses = LossWatch(watch)
         self.passes = make_passes(watch, self._first_look, parts.ascent)
         self._seed = seed
         self._just_released = True
@@ -126,6 +128,7 @@ class Run:
         """Hook into the model and the optimizer."""
         self.capture.attach()
         self._hooks = (
+            *self.losses.attach(),
             self.optimizer.register_step_pre_hook(self._before_step),
             self.optimizer.register_step_post_hook(self._after_step),
         )
@@ -135,6 +138,7 @@ class Run:
     def detach(self) -> None:
         """Take the hooks off."""
         leaves, self._detached = not self._detached, True
+        self.losses.stop()
         self.capture.detach()
         if self.parts.rate:
             self.parts.rate.restore(self.optimizer)
@@ -232,6 +236,7 @@ class Run:
             gate_schedulers(self.optimizer, lambda: self._just_released)
             self._gated_from = self.lots.first_lot
         self.capture.start(batch)
+        self.losses.start(batch)
 
     def check_state(self) -> None:
         """Refuse to write down a model that holds values of private batches."""
@@ -257,6 +262,7 @@ class Run:
                     self._current_lot,
                 )
         self.capture.stop_watching()
+        self.losses.stop()
         if self.ascent:
             self.ascent.return_home()
         if self.parts.rate:
@@ -304,6 +310,7 @@ class Run:
         if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._held:
             check_optimizer(optimizer, self.capture.module)
         self._check_strangers(optimizer)
+        self.losses.stop()
         self.capture.batch = None
         self._just_released = batch.last and not batch.measures
         if batch.last:

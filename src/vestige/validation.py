@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
 
 from vestige.errors import ConfigError, UnsupportedModel
 
+_MANY = 1000
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -137,8 +141,9 @@ def check_optimizer(optimizer: Any, module: nn.Module) -> None:
         )
 
 
-def check_criterion(criterion: Any, loss_reduction: str) -> None:
-    """Refuse a loss that visibly couples examples or contradicts the declared reduction."""
+def check_criterion(criterion: Any, loss_reduction: str, module: nn.Module | None = None) -> None:
+    """Refuse a loss that visibly couples examples, trains something of its own besides `module`,
+    or contradicts the declared reduction."""
     if loss_reduction not in ("mean", "sum"):
         raise ConfigError(
             f"loss_reduction={loss_reduction!r} must be 'mean' (the loss is the average of the "
@@ -146,23 +151,78 @@ def check_criterion(criterion: Any, loss_reduction: str) -> None:
         )
     if criterion is None:
         return
-    name = type(criterion).__name__
     declared = getattr(criterion, "reduction", None)
     averaged = declared in ("mean", "batchmean")
     if declared in ("mean", "sum", "batchmean") and averaged != (loss_reduction == "mean"):
         raise ConfigError(
-            f"criterion {name} has reduction={declared!r} but loss_reduction={loss_reduction!r}: "
-            "an example's weight would depend on how many others are in its lot. Make them agree."
+            f"criterion {type(criterion).__name__} has reduction={declared!r} but loss_reduction="
+            f"{loss_reduction!r}: an example's weight would depend on how many others are in its "
+            "lot. Make them agree."
         )
-    counted = isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss)
-    if counted and averaged and criterion.weight is not None:
+    known = {id(part) for part in (*module.modules(), *module.parameters())} if module else set()
+    for part in _parts(criterion, known):
+        _check_part(part)
+
+
+def _parts(criterion: Any, seen: set[int]) -> Iterator[Any]:
+    """The criterion, and what can be seen inside: submodules, partials, closures, attributes."""
+    todo = [criterion]
+    while todo:
+        part = todo.pop()
+        if id(part) in seen or isinstance(part, type):
+            continue
+        seen.add(id(part))
+        yield part
+        if isinstance(part, Mapping | list | tuple) and len(part) > _MANY:
+            continue  # data, not settings
+        if isinstance(part, nn.Module):
+            todo += part.modules()
+        elif isinstance(part, functools.partial):
+            todo += (part.func, *part.args, *part.keywords.values())
+        elif isinstance(part, Mapping):
+            todo += part.values()
+        elif isinstance(part, list | tuple):
+            todo += part
+        if callable(part):
+            todo += [cell.cell_contents for cell in getattr(part, "__closure__", None) or ()]
+            todo += [getattr(part, name, None) for name in ("__self__", "__wrapped__")]
+            todo += getattr(part, "__defaults__", None) or ()
+            todo += vars(part).values() if hasattr(part, "__dict__") else ()
+
+
+def _check_part(part: Any) -> None:
+    """Refuse one part of a criterion that couples examples or trains something of its own."""
+    name = type(part).__name__
+    if isinstance(part, nn.Module):
+        trained = [key for key, p in part.named_parameters() if p.requires_grad]
+        if trained:
+            raise ConfigError(
+                f"criterion {name} trains parameters of its own ({', '.join(trained)}), whose "
+                "gradients are raw sums over private rows: freeze them (requires_grad_(False)), or "
+                "make them parameters of the model."
+            )
+    elif isinstance(part, Tensor) and part.requires_grad:
+        raise ConfigError(
+            f"criterion trains a tensor of shape {tuple(part.shape)}, whose gradient is a raw sum "
+            "over private rows: freeze it (requires_grad_(False)), or make it a parameter of the "
+            "model."
+        )
+    settings = vars(part) if isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss) else None
+    weight = getattr(part, "weight", None) if settings else None
+    if isinstance(part, functools.partial) and part.func in (F.cross_entropy, F.nll_loss):
+        name, settings = f"partial({part.func.__name__})", part.keywords
+        weight = settings.get("weight", part.args[2] if len(part.args) > 2 else None)
+    if settings is None or settings.get("reduction", "mean") != "mean":
+        return
+    if weight is not None:
         raise ConfigError(
             f"criterion {name} divides by the class weights of the whole batch, which couples the "
             "examples: use reduction='sum', or reduction='none' with engine.backward(losses)."
         )
-    if counted and averaged and criterion.ignore_index >= 0:
+    ignored = settings.get("ignore_index", -100)
+    if ignored >= 0:
         raise ConfigError(
             f"criterion {name} divides by the number of targets that are not ignore_index="
-            f"{criterion.ignore_index}, which couples the examples: use reduction='sum', or "
+            f"{ignored}, which couples the examples: use reduction='sum', or "
             "reduction='none' and a mean within each row with engine.backward(losses)."
         )

@@ -1,0 +1,200 @@
+"""Sees the loss of every batch before backward starts, and what the model is given.
+
+Autograd has no hook before a backward pass, and what the loss's operations have saved is freed as
+the pass goes on. A torch function mode is told of `loss.backward()` by torch itself, so one is
+active from the end of the model's forward pass to the step. It lies below all others on torch's
+stack of modes (above torch.device's, which insists on the bottom), so that a `with` block that the
+loop has open closes as if it were not there. It changes no operation.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._autograd import _get_sequence_nr
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
+
+from vestige.errors import PrivacyError
+from vestige.gradients.capture import Batch, Capture, _Hook
+from vestige.gradients.losses import LossGraph
+from vestige.gradients.refs import tensors_in
+
+UNSEEN = "the loss could not be read: that no examples meet in it is unchecked"
+PADDED = (
+    "the rows of different lots had different shapes, which other records decide where rows are "
+    "padded to the longest: unless the model ignores padding, epsilon does not hold (pad to a "
+    "fixed length: vestige.PadTo)"
+)
+
+
+class LossWatch(TorchFunctionMode):
+    """Reads the loss of each batch; `caveats` says what could not be read.
+
+    Guarantee: a loss that is seen to couple rows is refused before its gradients flow.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self._capture = capture
+        self._parameters = {id(p) for p in capture.module.parameters()}
+        self._batch: Batch | None = None
+        self._open = self._failed = False
+        self._graph: Any = None  # alive as long as the graph of a loss that was not seen yet
+        self._inside: list[tuple[int, int]] = []
+        self._elsewhere: list[tuple[int, int]] = []
+        self._begun: list[tuple[int, bool]] = []  # forward passes under way, and if of the batch
+        self._shapes: list[Any] = []  # of the first lot's rows, call by call
+        self._calls = 0
+        self._read = False
+        self.unread = self.padded = False
+
+    @property
+    def caveats(self) -> list[str]:
+        """What the reader of epsilon must know about losses and shapes."""
+        return [UNSEEN] * self.unread + [PADDED] * self.padded
+
+    def attach(self) -> list[Any]:
+        """Put hooks on the root module, after those of the capture."""
+        module = self._capture.module
+        return [
+            module.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True),
+            module.register_forward_hook(_Hook(self._leave)),
+        ]
+
+    def start(self, batch: Batch) -> None:
+        """The loader hands out `batch`."""
+        self.stop()
+        self._batch, self._read, self._calls, self._failed = batch, False, 0, False
+        self._inside.clear()
+        self._begun.clear()
+        self._elsewhere[:] = [(0, _get_sequence_nr())]  # earlier lots
+
+    def stop(self) -> None:
+        """The batch is done with: leave torch's stack of modes."""
+        if self._batch is not None and self._batch.done and not self._read:
+            self.unread = True
+        self._batch = None
+        if self._open:
+            self._open = False
+            _rearrange(None)
+
+    # -- the model's forward pass -------------------------------------------------------------
+
+    def _enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        batch, capture = self._batch, self._capture
+        self._begun.append((_get_sequence_nr(), False))
+        if batch is None or batch is not capture.batch or not torch.is_grad_enabled():
+            return
+        if kwargs.get("num_items_in_batch") is not None:
+            raise PrivacyError(
+                "the model is given num_items_in_batch, a count of all tokens of the batch that its"
+                " loss is divided by, which couples the rows: leave it out, or make one loss per "
+                "row from the logits and call engine.backward(losses)."
+            )
+        if capture.count_rows(args, kwargs) == batch.rows:
+            self._begun[-1] = (self._begun[-1][0], True)
+            if not batch.empty:
+                self._note_shapes((args, kwargs))
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing to wait for: a loop that broke off does not say so itself."""
+        gone = self._graph is not None and self._graph() is None
+        return self._batch is None or self._failed or gone
+
+    def _leave(self, _: Any, __: Any, output: Any) -> None:
+        first, of_batch = self._begun.pop() if self._begun else (0, False)
+        passes = self._inside if of_batch else self._elsewhere
+        if self._batch is not None and torch.is_grad_enabled():
+            passes.append((first, _get_sequence_nr()))
+        if not of_batch:
+            return
+        life = _Life()
+        self._graph = weakref.ref(life)
+        for tensor in tensors_in(output):
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.metadata["vestige life"] = life  # type: ignore[index]
+        self._open = True
+        _rearrange(self)
+
+    def _note_shapes(self, given: Any) -> None:
+        """Do rows keep their shape from lot to lot?"""
+        axis = self._capture.axis
+        rows = self._batch.rows if self._batch else 0
+        shapes = [
+            (*t.shape[:axis], *t.shape[axis + 1 :])
+            for t in tensors_in(given)
+            if t.ndim > axis and t.shape[axis] == rows
+        ]
+        if self._calls == len(self._shapes):
+            self._shapes.append(shapes)
+        self.padded = self.padded or self._shapes[self._calls] != shapes
+        self._calls += 1
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _STARTS or self._batch is None:
+            return func(*args, **kwargs)
+        try:
+            self._check(args, kwargs)
+            return func(*args, **kwargs)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Read the losses that a backward pass is about to start from."""
+        batch, capture = self._batch, self._capture
+        assert batch is not None
+        given = args[1] if len(args) > 1 else None
+        for name in ("gradient", "grad_tensors", "grad_outputs"):
+            given = kwargs.get(name, given)
+        graph = LossGraph(
+            batch.rows,
+            capture.mean_loss,
+            self._inside,
+            self._elsewhere,
+            self._parameters,
+            capture.axis,
+        )
+        roots = [r for r in tensors_in(args[:1] or list(kwargs.values())[:1]) if graph.concerns(r)]
+        if not roots:
+            return  # of another model
+        for root in roots:
+            if not batch.empty:
+                graph.check(root)
+        self._read = True
+        ones = all(g is None or _is_one(g) for g in tensors_in([given]))
+        self.unread = self.unread or graph.unread is not None or not ones
+
+
+_STARTS = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
+
+
+def _is_one(gradient: Tensor) -> bool:
+    return gradient.numel() == 1 and float(gradient) == 1
+
+
+class _Life:
+    """Lives as long as a graph."""
+
+
+def _rearrange(entering: LossWatch | None) -> None:
+    """Put a watch under all other modes of torch's stack, and take out those that are over."""
+    taken = []
+    for _ in range(torch._C._len_torch_function_stack()):
+        taken.append(_pop_mode())
+    stack = [m for m in reversed(taken) if m is not entering]
+    stack = [m for m in stack if not (isinstance(m, LossWatch) and m.over)]
+    if entering is not None:
+        stack.insert(1 if stack and isinstance(stack[0], DeviceContext) else 0, entering)
+    for mode in stack:
+        _push_mode(mode)
