@@ -368,7 +368,11 @@ class Capture(TorchFunctionMode):
         """Let `value`, computed from `ref` alone, stand for it until it meets a batched tensor."""
         value.requires_grad_()
         value.register_hook(_Guard(ref.slot.name))
-        self._shared[id(value)] = Source(ref.slot, value, attribute)
+
+        def through(use: Use) -> Use:  # also where `ref` is a view, or stands for another itself
+            return ref.use(attribute(use))[1]
+
+        self._shared[id(value)] = Source(ref.slot, value, through)
         return value
 
     def _leaked(self, args: Any, kwargs: Any, out: Any) -> Ref | None:

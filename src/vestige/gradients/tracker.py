@@ -55,7 +55,7 @@ class Tracker:
         self._branches: set[tuple[Any, int, bool]] = set()
         self._visits: Counter[Any] = Counter()
         self.noting = False  # while the self-check runs
-        self._top = type(module).forward.__code__
+        self._top = getattr(type(module).forward, "__code__", None)
         self.checked = False  # whether the self-check has shown something
         self._own: dict[int, Tensor] = {}  # the model's tensors
         self._looked = False  # for them in this pass
