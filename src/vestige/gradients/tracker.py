@@ -127,6 +127,8 @@ class Tracker:
             return
         results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
         seen_before = isinstance(out, bool) and name_of(func) in VALUES and self.answered(out)
+        if func == _DATA:
+            out._vestige_source = args[0]
         if not labels:
             for tensor in results:
                 if id(tensor) not in self._own and not (ruled and self.has_label(tensor)):
@@ -144,9 +146,7 @@ class Tracker:
             if self.rows == 1 and isinstance(label, Rows | Meeting):
                 label = Rows(1, 1)  # there is nobody else
             self.give(tensor, label)
-        if func == _DATA:
-            out._vestige_source = args[0]
-        elif (args and results[0] is args[0]) or "out" in kwargs:
+        if (args and results[0] is args[0]) or "out" in kwargs:
             for tensor in results:
                 self._spread(tensor)
 
