@@ -1046,7 +1046,7 @@ def masks_pick_rows(patch: Any) -> None:
     patch.setattr(tracker.Tracker, "refuse_length", lambda self, tensor: None)
 
     def picked(see: Any, args: Any, kwargs: Any, out: Tensor) -> Rows:
-        whole = [see(t) for t in tensors_in(args)][0]
+        whole, *_ = [see(t) for t in tensors_in(args)]
         return Rows(out.numel() // len(out), whole.batch)
 
     labelled_by(patch, "__getitem__", picked)
