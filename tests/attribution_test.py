@@ -210,6 +210,16 @@ def looped(s: Fn, x: Tensor) -> Tensor:
     return s.b(h)
 
 
+def hooked(hook: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    def run(s: Fn, x: Tensor) -> Tensor:
+        h = s.a(x)
+        if h.requires_grad:
+            h.register_hook(hook)
+        return s.b(h.tanh())
+
+    return lambda: Fn(run, **linear())
+
+
 ROWWISE: dict[
     str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, ...]], set[int]]
 ] = {
@@ -315,6 +325,11 @@ ROWWISE: dict[
     "written step by step": (lambda: Fn(setitem, **linear()), vectors(4, 6), {3, 4, 6}),
     "in place on views": (lambda: Fn(inplace_view, **linear()), vectors(6), {4, 6}),
     "iterated over": (lambda: Fn(looped, **linear()), vectors(5, 6), {4, 5, 6}),
+    "a hook that keeps rows apart": (
+        hooked(lambda g: 3 * g / (1 + g.norm(dim=1, keepdim=True))),
+        vectors(6),
+        {4, 6},
+    ),
     "class token and positions": (
         lambda: Fn(
             lambda s, x: s.b(s.a(torch.cat([s.c.expand(len(x), -1, -1), x], 1) + s.p)).mean(1),
@@ -466,16 +481,6 @@ def scripted(x: Tensor) -> Tensor:
 @torch.library.custom_op("vestige_tests::relu", mutates_args=())
 def relu_in_name(x: Tensor) -> Tensor:
     return x - x.mean(0)
-
-
-def hooked(hook: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
-    def run(s: Fn, x: Tensor) -> Tensor:
-        h = s.a(x)
-        if h.requires_grad:
-            h.register_hook(hook)
-        return s.b(h.tanh())
-
-    return lambda: Fn(run, **linear())
 
 
 def written(write: Callable[[Tensor], None]) -> Callable[[], nn.Module]:
@@ -697,6 +702,12 @@ MIXED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
         "argsort|order|add",
     ),
     "a hook that centres": (hooked(lambda g: g - g.mean(0)), V, "attributed|depends|mean|sub"),
+    "a hook that clips what is rare": (
+        hooked(lambda g: g * (RARE / g.norm()).clamp(max=1.0)),
+        V,
+        "'norm'",
+    ),
+    "a hook that writes in place": (hooked(lambda g: g.clone().sub_(g.sum(0))), V, "'(sum|sub_)'"),
     "a hook that normalises": (hooked(lambda g: g / g.norm()), V, "depends|norm"),
     "autograd.Function, forward": (layer(lambda s, x: s.a(MixesForward.apply(x))), V, "sub|mean"),
     "autograd.Function, backward": (
@@ -1074,13 +1085,18 @@ def tolerance_of_five_percent(patch: Any) -> None:
     patch.setattr(selfcheck, "_OUTPUTS", 0.05)
 
 
-def slight(g: Tensor) -> Tensor:
+class Slight(MixesBackward):
     """Rows meet a little, in the backward pass, where only the self-check can see it."""
-    return g * (1 + 1e-2 * torch.tanh(g[0].sum()))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * (1 + 1e-2 * torch.tanh(g[0].sum()))
 
 
-SLIGHT = hooked(slight)
-FLIPPED = layer(lambda s, x: s.a(x.flip(0)).flip(0))
+def slightly(s: Fn, x: Tensor) -> Tensor:
+    return s.b(Slight.apply(s.a(x)))
+
+
 MUTANTS: dict[str, tuple[Callable[[Any], None], Callable[[], bool]]] = {
     "rows in the order they come": (order_is_ignored, lambda: exact("flip and undo")),
     "rows in the order they come, in a GRU": (
@@ -1122,7 +1138,10 @@ MUTANTS: dict[str, tuple[Callable[[Any], None], Callable[[], bool]]] = {
         few_places_matter,
         lambda: refused(layer(lambda s, x: s.a(x) * (1 + (len(x) == 20))), V, rows=20),
     ),
-    "a tolerance of five percent": (tolerance_of_five_percent, lambda: refused(SLIGHT, V)),
+    "a tolerance of five percent": (
+        tolerance_of_five_percent,
+        lambda: refused(lambda: Fn(slightly, **linear()), V),
+    ),
 }
 
 

@@ -293,6 +293,8 @@ class Capture(TorchFunctionMode):
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args))
         labels = self.tracker.labels(args, kwargs)
+        if func is torch.Tensor.register_hook and isinstance(rows := labels.get(id(args[0])), Rows):
+            return func(args[0], _FollowedHook(args[1], self.tracker, rows))
         rule = self._rules.get(func) if torch.is_grad_enabled() else None
         try:
             out = NotImplemented if rule is None else rule(self, func, args, kwargs)
@@ -585,6 +587,36 @@ def do_nothing(*_: Any) -> None:
 
 def _nothing() -> Callable[..., None]:
     return do_nothing
+
+
+class _FollowedHook(TorchFunctionMode):
+    """A gradient hook of the model: what it makes of a gradient must keep the tensor's rows."""
+
+    def __init__(self, hook: Callable[[Tensor], Any], tracker: Tracker, rows: Rows) -> None:
+        super().__init__()
+        self._hook, self._tracker, self._rows = hook, tracker, rows
+
+    def __call__(self, g: Tensor) -> Any:
+        self._tracker.give(g, self._rows)
+        with self:
+            out = self._hook(g)
+        for value in (g, out):
+            label = self._tracker.label(value) if isinstance(value, Tensor) else self._rows
+            if isinstance(label, Meeting):
+                raise label.refusal()
+            if not (isinstance(label, Rows) and label.same(self._rows)):
+                raise Meeting("a gradient hook").refusal()
+        return out
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        labels = self._tracker.labels(args, kwargs)
+        out = func(*args, **kwargs)
+        if func not in _FACTS:
+            self._tracker.follow(func, labels, args, kwargs, out, ruled=False)
+        return out
 
 
 class _Refusal:
