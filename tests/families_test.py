@@ -442,68 +442,37 @@ def declare_torchvision_operators() -> None:
 
 # name -> settings; one of every family that is small at 32 to 64 pixels
 TIMM: dict[str, dict[str, Any]] = {
-    "resnet18": {},
-    "resnext50_32x4d": {},
-    "seresnet18": {},
-    "resnetv2_50": {},
-    "wide_resnet50_2": {},
-    "densenet121": {},
-    "vgg11": {},
-    "mobilenetv2_035": {},
-    "mobilenetv3_small_050": {},
-    "efficientnet_lite0": {},
-    "regnetx_002": {},
-    "regnety_002": {},
-    "ghostnet_050": {},
-    "convnext_atto": {},
-    "convnextv2_atto": {},
-    "inception_next_tiny": {},
-    "dpn48b": {},
-    "hrnet_w18_small": {},
-    "darknet17": {},
-    "cspresnet50": {},
-    "repvgg_a0": {},
-    "nfnet_f0": {"img_size": 64},
-    "vit_tiny_patch16_224": {"img_size": 64, "depth": 2},
-    "deit_tiny_distilled_patch16_224": {"img_size": 64, "depth": 2},
-    "beit_base_patch16_224": {"img_size": 64, "depth": 2, "embed_dim": 48, "num_heads": 4},
+    **{
+        name: {}
+        for name in "resnet18 mobilenetv2_035 mobilenetv3_small_050 efficientnet_lite0 regnetx_002 "
+        "regnety_002 ghostnet_050 convnext_atto convnextv2_atto poolformer_s12 pvt_v2_b0 "
+        "mobilevit_xxs edgenext_xx_small fastvit_t8".split()
+    },
+    **{
+        name: {"img_size": 64}
+        for name in "mixer_s32_224 resmlp_12_224 gmlp_ti16_224 levit_128s visformer_tiny "
+        "nest_tiny".split()
+    },
+    **{
+        name: {"img_size": 64, "depth": 2}
+        for name in "vit_tiny_patch16_224 deit_tiny_distilled_patch16_224 cait_xxs24_224 "
+        "xcit_nano_12_p16_224 tnt_s_patch16_224".split()
+    },
     "eva02_tiny_patch14_224": {"img_size": 56, "depth": 2},
-    "cait_xxs24_224": {"img_size": 64, "depth": 2},
-    "xcit_nano_12_p16_224": {"img_size": 64, "depth": 2},
-    "mixer_s32_224": {"img_size": 64},
-    "resmlp_12_224": {"img_size": 64},
-    "gmlp_ti16_224": {"img_size": 64},
-    "poolformer_s12": {},
-    "pvt_v2_b0": {},
-    "swin_tiny_patch4_window7_224": {
-        "img_size": 32,
-        "window_size": 4,
-        "depths": (2, 1),
-        "embed_dim": 12,
-        "num_heads": (2, 2),
+    "beit_base_patch16_224": {"img_size": 64, "depth": 2, "embed_dim": 48, "num_heads": 4},
+    **{
+        name: {
+            "img_size": 32,
+            "window_size": 4,
+            "depths": (2, 1),
+            "embed_dim": 12,
+            "num_heads": (2, 2),
+        }
+        for name in ("swin_tiny_patch4_window7_224", "swinv2_cr_tiny_224")
     },
-    "swinv2_cr_tiny_224": {
-        "img_size": 32,
-        "window_size": 4,
-        "depths": (2, 1),
-        "embed_dim": 12,
-        "num_heads": (2, 2),
-    },
-    "coatnet_nano_rw_224": {"img_size": 64},
-    "maxvit_rmlp_pico_rw_256": {"img_size": 64},
-    "levit_128s": {"img_size": 64},
-    "mobilevit_xxs": {},
-    "efficientformer_l1": {"img_size": 64},
-    "edgenext_xx_small": {},
-    "visformer_tiny": {"img_size": 64},
-    "crossvit_tiny_240": {},
-    "tnt_s_patch16_224": {"img_size": 64, "depth": 2},
-    "volo_d1_224": {"img_size": 64},
-    "nest_tiny": {"img_size": 64},
-    "focalnet_tiny_srf": {},
-    "fastvit_t8": {},
 }
 TIMM_REFUSED = {
+    "levit_128s": "Attention",  # in evaluation it keeps biases from one pass to the next
     "xcit_nano_12_p16_224": "pos_embed",  # a convolution of positions, shared by all rows
     "tnt_s_patch16_224": "pixel_embed",  # its outputs have patches in front, as many as rows
 }

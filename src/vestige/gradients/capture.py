@@ -294,7 +294,7 @@ class Capture(TorchFunctionMode):
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args))
         labels = self.tracker.labels(args, kwargs)
         if func is torch.Tensor.register_hook and isinstance(rows := labels.get(id(args[0])), Rows):
-            return func(args[0], _FollowedHook(args[1], self.tracker, rows))
+            args = (args[0], _FollowedHook(args[1], self.tracker, rows))
         rule = self._rules.get(func) if torch.is_grad_enabled() else None
         try:
             out = NotImplemented if rule is None else rule(self, func, args, kwargs)
