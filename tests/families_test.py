@@ -450,8 +450,7 @@ TIMM: dict[str, dict[str, Any]] = {
     },
     **{
         name: {"img_size": 64}
-        for name in "mixer_s32_224 resmlp_12_224 gmlp_ti16_224 levit_128s visformer_tiny "
-        "nest_tiny".split()
+        for name in "resmlp_12_224 gmlp_ti16_224 levit_128s visformer_tiny nest_tiny".split()
     },
     **{
         name: {"img_size": 64, "depth": 2}
