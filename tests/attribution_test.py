@@ -23,11 +23,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.reference import clip_and_sum, loop_gradients
-from vestige import PrivacyEngine, PrivacyError
+from vestige import PrivacyEngine, PrivacyError, selfcheck
 from vestige.clipping import Clip
 from vestige.errors import VestigeError
-from vestige.gradients import Batch, Capture, capture
+from vestige.gradients import Batch, Capture, capture, following, tracker
+from vestige.gradients.refs import tensors_in
+from vestige.gradients.rows import Rows
 from vestige.groups import partition
+from vestige.run import Run
 from vestige.selfcheck import self_check
 
 Draw = Callable[[int], tuple[Tensor, ...]]
@@ -126,8 +129,8 @@ def vectors(*shape: int) -> Callable[[int], tuple[Tensor, ...]]:
 
 
 def lengths(n: int, longest: int) -> Tensor:
-    """Not in order, and not all the same."""
-    return torch.randint(1, longest + 1, (n,))
+    """Not in order, and not all the same: 2, 1, 4, 3, 2, ..."""
+    return torch.arange(1, 3 * n + 1, 3) % longest + 1
 
 
 def sequences_with_lengths(n: int) -> tuple[Tensor, ...]:
@@ -205,6 +208,16 @@ def looped(s: Fn, x: Tensor) -> Tensor:
     for step in x.transpose(0, 1):  # iterating over a tensor
         h = torch.tanh(s.a(step) + h)
     return s.b(h)
+
+
+def hooked(hook: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    def run(s: Fn, x: Tensor) -> Tensor:
+        h = s.a(x)
+        if h.requires_grad:
+            h.register_hook(hook)
+        return s.b(h.tanh())
+
+    return lambda: Fn(run, **linear())
 
 
 ROWWISE: dict[
@@ -312,6 +325,11 @@ ROWWISE: dict[
     "written step by step": (lambda: Fn(setitem, **linear()), vectors(4, 6), {3, 4, 6}),
     "in place on views": (lambda: Fn(inplace_view, **linear()), vectors(6), {4, 6}),
     "iterated over": (lambda: Fn(looped, **linear()), vectors(5, 6), {4, 5, 6}),
+    "a hook that keeps rows apart": (
+        hooked(lambda g: 3 * g / (1 + g.norm(dim=1, keepdim=True))),
+        vectors(6),
+        {4, 6},
+    ),
     "class token and positions": (
         lambda: Fn(
             lambda s, x: s.b(s.a(torch.cat([s.c.expand(len(x), -1, -1), x], 1) + s.p)).mean(1),
@@ -463,16 +481,6 @@ def scripted(x: Tensor) -> Tensor:
 @torch.library.custom_op("vestige_tests::relu", mutates_args=())
 def relu_in_name(x: Tensor) -> Tensor:
     return x - x.mean(0)
-
-
-def hooked(hook: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
-    def run(s: Fn, x: Tensor) -> Tensor:
-        h = s.a(x)
-        if h.requires_grad:
-            h.register_hook(hook)
-        return s.b(h.tanh())
-
-    return lambda: Fn(run, **linear())
 
 
 def written(write: Callable[[Tensor], None]) -> Callable[[], nn.Module]:
@@ -694,6 +702,12 @@ MIXED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
         "argsort|order|add",
     ),
     "a hook that centres": (hooked(lambda g: g - g.mean(0)), V, "attributed|depends|mean|sub"),
+    "a hook that clips what is rare": (
+        hooked(lambda g: g * (RARE / g.norm()).clamp(max=1.0)),
+        V,
+        "'norm'",
+    ),
+    "a hook that writes in place": (hooked(lambda g: g.clone().sub_(g.sum(0))), V, "'(sum|sub_)'"),
     "a hook that normalises": (hooked(lambda g: g / g.norm()), V, "depends|norm"),
     "autograd.Function, forward": (layer(lambda s, x: s.a(MixesForward.apply(x))), V, "sub|mean"),
     "autograd.Function, backward": (
@@ -958,3 +972,208 @@ def test_chains_of_operations_are_exact_or_refused(steps, n):
         gradients.append(torch.cat([g.flatten() for g in found]))
     expected = clip_and_sum(torch.stack(gradients), watch.groups, Clip((1e-2,)))
     assert (got - expected).norm() <= 1e-9 * expected.norm()
+
+
+# -- mutants ----------------------------------------------------------------------------------
+
+
+def refused(
+    make: Callable[[], nn.Module], draw: Draw, checking: bool = True, rows: int = 5
+) -> bool:
+    """Whether the model is refused: by the self-check or, without it, by what follows the rows."""
+    torch.manual_seed(0)
+    model = make().double()
+    with watched(model) as watch:
+        try:
+            if checking:
+                checked(watch, draw(rows))
+            step = Step(watch, model, draw(rows))
+            step.backward(torch.randn_like(step.out))
+        except PrivacyError:
+            return True
+    return False
+
+
+def exact(name: str, checking: bool = False) -> bool:
+    """Whether a model that is accepted has the right clipped sum."""
+    make, draw, _ = ROWWISE[name]
+    torch.manual_seed(0)
+    model = make().double()
+    inputs = draw(5)
+    with watched(model, 1e-2) as watch:
+        if checking:
+            checked(watch, inputs)
+        step = Step(watch, model, inputs)
+        cotangent = torch.randn_like(step.out)
+        got, _ = step.backward(cotangent)
+    gradients = loop_gradients(model, inputs, cotangent, watch.groups)
+    expected = clip_and_sum(gradients, watch.groups, Clip((1e-2,)))
+    return bool((got - expected).norm() <= 1e-9 * expected.norm())
+
+
+def order_is_ignored(patch: Any) -> None:
+    first = Rows.first
+
+    def without_order(self: Rows, value: Tensor) -> Tensor:
+        return first(Rows(self.stride, self.batch), value)
+
+    patch.setattr(Rows, "first", without_order)
+
+
+def first_label_wins(patch: Any) -> None:
+    patch.setattr(tracker, "follow", lambda func, labels, *_: next(iter(labels.values())))
+
+
+def labelled_by(patch: Any, name: str, family: Callable[..., Any]) -> None:
+    patch.setattr(following, "FAMILIES", {**following.FAMILIES, name: family})
+
+
+def transposed_rows_stay(patch: Any) -> None:
+    labelled_by(patch, "transpose", lambda see, args, *_: see(args[0]))
+
+
+def nothing_is_kept(patch: Any) -> None:
+    patch.setattr(tracker.Tracker, "check_kept", lambda self: None)
+
+
+def values_may_leave(patch: Any) -> None:
+    patch.setattr(tracker, "VALUES", [])
+
+
+def lengths_may_leave(patch: Any) -> None:
+    patch.setattr(tracker.Tracker, "refuse_length", lambda self, tensor: None)
+
+
+def places_do_not_matter(patch: Any) -> None:
+    patch.setattr(selfcheck, "_compare", lambda trial, rows: None)
+    patch.setattr(selfcheck, "_compare_places", lambda trial, rows: None)
+
+
+def few_places_matter(patch: Any) -> None:
+    patch.setattr(selfcheck, "_compare_places", lambda trial, rows: None)
+
+
+def masks_pick_rows(patch: Any) -> None:
+    patch.setattr(tracker.Tracker, "refuse_length", lambda self, tensor: None)
+
+    def picked(see: Any, args: Any, kwargs: Any, out: Tensor) -> Rows:
+        whole, *_ = [see(t) for t in tensors_in(args)]
+        return Rows(out.numel() // len(out), whole.batch)
+
+    labelled_by(patch, "__getitem__", picked)
+
+
+def arguments_go_unseen(patch: Any) -> None:
+    patch.setattr(following, "_AS", {"__getitem__", "narrow", "select", "roll", "clamp"})
+
+
+def names_are_enough(patch: Any) -> None:
+    name_of = following.name_of
+
+    def last_name(func: Any) -> str:
+        return name_of(func).rpartition(".")[2]
+
+    patch.setattr(following, "name_of", last_name)
+
+
+def data_is_not_spread(patch: Any) -> None:
+    patch.setattr(tracker.Tracker, "_spread", lambda self, target: None)
+
+
+def tolerance_of_five_percent(patch: Any) -> None:
+    patch.setattr(selfcheck, "_GRADIENTS", 0.05)
+    patch.setattr(selfcheck, "_OUTPUTS", 0.05)
+
+
+class Slight(MixesBackward):
+    """Rows meet a little, in the backward pass, where only the self-check can see it."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * (1 + 1e-2 * torch.tanh(g[0].sum()))
+
+
+def slightly(s: Fn, x: Tensor) -> Tensor:
+    return s.b(Slight.apply(s.a(x)))
+
+
+MUTANTS: dict[str, tuple[Callable[[Any], None], Callable[[], bool]]] = {
+    "rows in the order they come": (order_is_ignored, lambda: exact("flip and undo")),
+    "rows in the order they come, in a GRU": (
+        order_is_ignored,
+        lambda: exact("rows sorted by length around a GRU"),
+    ),
+    "the first argument's label": (
+        first_label_wins,
+        lambda: refused(*MIXED["batch mean"][:2], False),
+    ),
+    "a transposed tensor's rows where they were": (
+        transposed_rows_stay,
+        lambda: exact("time-major flatten"),
+    ),
+    "what is kept is not looked at": (
+        nothing_is_kept,
+        lambda: refused(*MIXED["kept in list"][:2]),
+    ),
+    "values may leave": (values_may_leave, lambda: refused(*MIXED["item"][:2], False)),
+    "lengths may leave": (lengths_may_leave, lambda: refused(*MIXED["how many, by len"][:2])),
+    "masks pick rows": (masks_pick_rows, lambda: refused(layer(all_picked), V, False)),
+    "arguments that no family looks at": (
+        arguments_go_unseen,
+        lambda: refused(*MIXED["a slice by a rare number"][:2]),
+    ),
+    "an operation by its last name": (
+        names_are_enough,
+        lambda: refused(*MIXED["an operation called relu"][:2], False),
+    ),
+    "writes through .data stay there": (
+        data_is_not_spread,
+        lambda: refused(*MIXED["kept in buffer through a view of .data"][:2], False),
+    ),
+    "no comparison of rows with rows alone": (
+        places_do_not_matter,
+        lambda: refused(*MIXED["the place in the lot"][:2]),
+    ),
+    "places compared for a few rows only": (
+        few_places_matter,
+        lambda: refused(layer(lambda s, x: s.a(x) * (1 + (len(x) == 20))), V, rows=20),
+    ),
+    "a tolerance of five percent": (
+        tolerance_of_five_percent,
+        lambda: refused(lambda: Fn(slightly, **linear()), V),
+    ),
+}
+
+
+def all_picked(s: Fn, x: Tensor) -> Tensor:
+    """As many positions as there are rows, all of the first row."""
+    mask = torch.zeros(x.shape, dtype=torch.bool)
+    mask[0, : len(x)] = True
+    return s.a(x[(x < 1e9) & mask][:, None] * torch.ones(6, dtype=x.dtype))
+
+
+@pytest.mark.parametrize("name", list(MUTANTS))
+def test_a_broken_attribution_is_noticed(name, monkeypatch):
+    break_it, holds = MUTANTS[name]
+    assert holds()
+    break_it(monkeypatch)
+    assert not holds()
+
+
+def test_a_way_without_its_arguments_is_noticed(monkeypatch):
+    monkeypatch.setattr("vestige.run._signature", lambda inputs: None)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_another_argument_is_checked_like_the_first("a", "b")
+
+
+def test_a_check_of_the_first_way_only_is_noticed(monkeypatch):
+    check, seen = Run._check_way, set()
+
+    def once(self: Run, args: Any, kwargs: Any) -> None:
+        if id(self) not in seen:
+            check(self, args, kwargs)
+        seen.add(id(self))
+
+    monkeypatch.setattr(Run, "_check_way", once)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_a_training_flag_is_checked_like_the_first("its own")

@@ -305,7 +305,9 @@ class Capture(TorchFunctionMode):
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args))
         labels = self.tracker.labels(args, kwargs)
-        version = args[0]._version if args and isinstance(args[0], Tensor) else None
+        version = _version(args)
+        if func is torch.Tensor.register_hook and isinstance(rows := labels.get(id(args[0])), Rows):
+            args = (args[0], _FollowedHook(args[1], self.tracker, rows))
         rule = self._rules.get(func) if torch.is_grad_enabled() else None
         try:
             out = NotImplemented if rule is None else rule(self, func, args, kwargs)
@@ -381,7 +383,11 @@ class Capture(TorchFunctionMode):
         """Let `value`, computed from `ref` alone, stand for it until it meets a batched tensor."""
         value.requires_grad_()
         value.register_hook(_Guard(ref.slot.name))
-        self._shared[id(value)] = Source(ref.slot, value, attribute)
+
+        def through(use: Use) -> Use:  # also where `ref` is a view, or stands for another itself
+            return ref.use(attribute(use))[1]
+
+        self._shared[id(value)] = Source(ref.slot, value, through)
         return value
 
     def _leaked(self, args: Any, kwargs: Any, out: Any) -> Ref | None:
@@ -594,6 +600,42 @@ def do_nothing(*_: Any) -> None:
 
 def _nothing() -> Callable[..., None]:
     return do_nothing
+
+
+def _version(args: tuple[Any, ...]) -> int | None:
+    """That of an operation's first argument, which tells afterwards whether it was written to."""
+    return args[0]._version if args and isinstance(args[0], Tensor) else None
+
+
+class _FollowedHook(TorchFunctionMode):
+    """A gradient hook of the model: what it makes of a gradient must keep the tensor's rows."""
+
+    def __init__(self, hook: Callable[[Tensor], Any], tracker: Tracker, rows: Rows) -> None:
+        super().__init__()
+        self._hook, self._tracker, self._rows = hook, tracker, rows
+
+    def __call__(self, g: Tensor) -> Any:
+        self._tracker.give(g, self._rows)
+        with self:
+            out = self._hook(g)
+        for value in (g, out):
+            label = self._tracker.label(value) if isinstance(value, Tensor) else self._rows
+            if isinstance(label, Meeting):
+                raise label.refusal()
+            if not (isinstance(label, Rows) and label.same(self._rows)):
+                raise Meeting("a gradient hook").refusal()
+        return out
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        labels = self._tracker.labels(args, kwargs)
+        version = _version(args)
+        out = func(*args, **kwargs)
+        if func not in _FACTS:
+            self._tracker.follow(func, labels, args, kwargs, out, False, version)
+        return out
 
 
 class _Refusal:

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from vestige.errors import UnsupportedModel, VestigeError
@@ -127,13 +128,24 @@ class Fallback:
             for i, column in zip(split, columns, strict=True):
                 row[i] = split[i].column(column)
             row_args, row_kwargs = pytree.tree_unflatten(row, spec)
-            return functional_call(module, parameters, row_args, row_kwargs)
+            made, shape = pytree.tree_flatten(
+                functional_call(module, parameters, row_args, row_kwargs)
+            )
+            rest[:] = [Tensor if isinstance(value, Tensor) else value for value in made]
+            specs[:] = [shape]
+            return [value for value in made if isinstance(value, Tensor)]
 
-        with warnings.catch_warnings():
+        rest: list[Any] = []  # what the module returns beside tensors, the same for every row
+        specs: list[Any] = []
+        # The fused kernels have no rule for a mask by row that needs a gradient.
+        with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
             run = vmap(one, randomness="different")
             out = run(lifted, *(split[i].first(leaves[i]) for i in split))
-        return pytree.tree_map(lambda t: _joined(capture, t, list(split.values())), out)
+        seats = list(split.values())
+        tensors = iter([_joined(capture, t, seats) for t in out])
+        made = [next(tensors) if value is Tensor else value for value in rest]
+        return pytree.tree_unflatten(made, specs[0])
 
 
 @dataclass(frozen=True)
@@ -147,10 +159,12 @@ class _Seat:
 
     def first(self, value: Tensor) -> Tensor:
         """The argument with its rows first."""
-        return value.movedim(self.axis, 0) if self.rows.batch == 1 else self.rows.first(value)
+        return value.unsqueeze(0) if self.rows.batch == 1 else self.rows.first(value)
 
     def column(self, value: Tensor) -> Tensor:
         """One row of the argument as a batch of one (or of the entries that it owns)."""
+        if self.rows.batch == 1:
+            return value
         if self.outer == self.inner == 1:
             return value.unsqueeze(self.axis)
         both = self.outer > 1 and self.inner > 1
@@ -158,6 +172,8 @@ class _Seat:
 
     def put_back(self, value: Tensor) -> Tensor | None:
         """Outputs (n, ...) of all rows as the module gives them at once; None if they differ."""
+        if self.rows.batch == 1:
+            return value.squeeze(0)
         if value.ndim <= self.axis + 1 or value.shape[self.axis + 1] != self.outer * self.inner:
             return None
         if self.rows.order is not None:
@@ -178,9 +194,7 @@ def _seat(capture: Capture, value: Any, refs: Mapping[str, Ref]) -> _Seat | None
     if rows is None:
         return None
     if capture.rows == 1:
-        axis = capture.axis if value.ndim > capture.axis else 0
-        axes = [i for i in (axis, 0, 1) if i < value.ndim and value.shape[i] == 1]
-        return _Seat(rows, axes[0], 1, 1) if axes else None
+        return _Seat(rows, 0, 1, 1)  # all of it is the one row's
     place = rows.place(value.shape)
     assert place is not None
     axis, inner = place

@@ -85,6 +85,8 @@ class Rows(_Unsaved):
         if self.count == 1:
             return None
         suffix = 1
+        if 0 in shape:
+            return None
         for axis in range(len(shape) - 1, -1, -1):
             size = shape[axis]
             if suffix <= self.stride and self.stride * self.count <= suffix * size:

@@ -58,7 +58,7 @@ class Tracker:
         self._branches: set[tuple[Any, int, bool]] = set()
         self._visits: Counter[Any] = Counter()
         self.noting = False  # while the self-check runs
-        self._top = type(module).forward.__code__
+        self._top = getattr(type(module).forward, "__code__", None)
         self.checked = False  # whether the self-check has shown something
         self._registered: set[int] = set()  # parameters and buffers
         self._own: dict[int, Tensor] = {}  # the model's tensors, also in attributes

@@ -133,8 +133,7 @@ def joined(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
     """cat along an axis. Along the rows' own axis the rows of all parts follow each other."""
     parts = list(argument(args, kwargs, 0, "tensors"))
     dim = from_front(argument(args, kwargs, 1, "dim", kwargs.get("axis", 0)), out.ndim)
-    # An empty tensor of one axis is passed over by torch.
-    parts = [t for t in parts if t.shape != (0,) or out.ndim == 1]
+    parts = [t for t in parts if t.numel()]  # an empty one brings nothing
     found = [(t, rows_of(label)) for t in parts if (label := see(t)) is not None]
     places = {place_of(rows, t.shape) for t, rows in found if rows.count > 1}
     if not places and all(rows.same(found[0][1]) for _, rows in found):
