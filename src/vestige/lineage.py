@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -189,16 +188,12 @@ def _memory(tensors: Iterable[Tensor | np.ndarray[Any, Any]]) -> Marks:
             storage = tensor.untyped_storage()
             if storage.data_ptr():
                 mark = str(tensor.device), storage.data_ptr()
-                marks[mark] = partial(_has_memory, StorageWeakRef(storage))
+                marks[mark] = partial(_is_there, weakref.ref(storage))
     return marks
 
 
 def _is_there(thing: weakref.ref[Any]) -> bool:
     return thing() is not None
-
-
-def _has_memory(storage: StorageWeakRef) -> bool:
-    return not storage.expired()
 
 
 def _data_marks(data: Any) -> Marks:

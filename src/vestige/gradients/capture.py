@@ -136,7 +136,6 @@ class Capture(TorchFunctionMode):
         self._parts = list(module.modules())
         self._refused: PrivacyError | None = None  # what a pass that failed has kept
         self.paused = False  # operations run as they are, uncaptured
-        self.plain = False  # and so do gradients: the self-check's own, of synthetic rows
         self.tracker = Tracker(module)
         self._batched_constants: set[str] = set()
         self._handles: list[Any] = []
@@ -153,7 +152,7 @@ class Capture(TorchFunctionMode):
         if self.module._compiled_call_impl is None:
             self.module._compiled_call_impl = _Interruptible(self)
         for slot in self.groups.slots:
-            self._handles.append(slot.parameter.register_hook(_Guard(slot.name, self)))
+            self._handles.append(slot.parameter.register_hook(_Guard(slot.name)))
 
     def detach(self) -> None:
         """Take the hooks off again."""
@@ -182,11 +181,11 @@ class Capture(TorchFunctionMode):
     @contextmanager
     def plainly(self) -> Iterator[None]:
         """The model as if nobody watched: for synthetic rows only."""
-        self.paused = self.plain = True
+        self.paused = _Guard.off = True
         try:
             yield
         finally:
-            self.paused = self.plain = False
+            self.paused = _Guard.off = False
 
     def stop_watching(self) -> None:
         """Leave a forward pass that was interrupted (Ctrl-C) and never said goodbye."""
@@ -651,11 +650,13 @@ class _Refusal:
 class _Guard:
     """Refuses a gradient that reaches a parameter without having gone through a rule."""
 
-    def __init__(self, name: str, capture: Capture | None = None) -> None:
-        self.name, self._capture = name, capture
+    off = False  # of all models while synthetic rows are differentiated by plain autograd
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def __call__(self, _: Tensor) -> None:
-        if self._capture is not None and self._capture.plain:
+        if _Guard.off:
             return
         raise UnsupportedModel(
             f"parameter {self.name!r} received a gradient that was not captured per example. It "
