@@ -625,15 +625,23 @@ def test_models_that_return_more_than_scores(name, lots):
 
 
 WITHOUT_ROWS = {
-    "None": lambda h: None,
-    "sum": torch.sum,
-    "number": lambda h: float(h.detach().sum()),
+    "a sum for a mean": (torch.sum, "part in the loss that the model returns"),
+    "number": (lambda h: float(h.detach().sum()), "turns values of the batch into a Python value"),
 }
 
 
 @pytest.mark.parametrize("name", WITHOUT_ROWS)
-def test_a_model_without_outputs_by_row_is_not_called_checked(name):
-    engine, model, _, loader = private(Returns(WITHOUT_ROWS[name]), TensorDataset(X, Y))
+def test_a_model_that_joins_its_rows_in_another_way_is_refused(name):
+    how, message = WITHOUT_ROWS[name]
+    engine, model, _, loader = private(Returns(how), TensorDataset(X, Y))
+    with pytest.raises(PrivacyError, match=message):
+        model(next(iter(loader))[0])
+    engine.abandon_lot()
+    assert engine.ledger.steps == 1
+
+
+def test_a_model_without_outputs_by_row_is_not_called_checked():
+    engine, model, _, loader = private(Returns(lambda h: None), TensorDataset(X, Y))
     with pytest.warns(UserWarning, match="returns nothing with batch rows"):
         model(next(iter(loader))[0])
     engine.abandon_lot()
@@ -656,7 +664,7 @@ def test_the_self_check_is_not_satisfied_by_what_is_no_number(lots):
     dataset = TensorDataset(X.abs(), Y)
     sum_of(lots, lambda: Logarithms(False).double(), dataset)
     engine, model, _, loader = private(Logarithms(True).double(), dataset)
-    with pytest.raises(PrivacyError, match="depends on the other examples"):
+    with pytest.raises(PrivacyError, match="meet in 'mean'"):
         by_row(engine, model, *next(iter(loader)))
 
 

@@ -19,6 +19,7 @@ from vestige import factorisation, noise, sampling, saving
 from vestige.adaptive import QuantileControl
 from vestige.audit.rows_attack import batch_major
 from vestige.clipping import Clip
+from vestige.gradients import following
 from vestige.gradients.capture import Batch
 from vestige.gradients.following import FAMILIES
 from vestige.gradients.rows import Rows
@@ -530,6 +531,7 @@ def labels_of_cat_lost(patch):
         return label.at(out.shape, 0, parts)
 
     patch.setitem(FAMILIES, "cat", lost)
+    patch.setattr(following, "_known", {})  # families that were looked up already
 
 
 @mutant("axes exchanged without their rows", REFUSED)
@@ -540,6 +542,7 @@ def transposes_not_followed(patch):
         return label if place is None else label.at(out.shape, *place)
 
     patch.setitem(FAMILIES, "transpose", stays)
+    patch.setattr(following, "_known", {})
 
 
 @mutant("the self-check switched off", MISATTRIBUTED)

@@ -85,20 +85,18 @@ class Rows(_Unsaved):
         if self.count == 1:
             return None
         suffix = 1
-        if 0 in shape:
-            return None
         for axis in range(len(shape) - 1, -1, -1):
             size = shape[axis]
             if suffix <= self.stride and self.stride * self.count <= suffix * size:
                 inner = self.stride // suffix
                 whole = self.stride % suffix == 0 and size % (inner * self.count) == 0
                 return (axis, inner) if whole else None
-            suffix *= size
+            suffix *= size or 1
         return None
 
     def at(self, shape: Sequence[int], axis: int, inner: int) -> Rows:
         """The same rows on `axis` of another shape."""
-        return Rows(inner * prod(shape[axis + 1 :]), self.batch, self.order)
+        return Rows(inner * prod(s or 1 for s in shape[axis + 1 :]), self.batch, self.order)
 
     def owners(self, shape: Sequence[int], axis: int, inner: int, device: torch.device) -> Tensor:
         """The row that each index of `axis` belongs to."""
