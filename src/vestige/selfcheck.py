@@ -121,7 +121,7 @@ def _synthetic(real: Any, capture: Capture, count: int, kind: _Kind, double: boo
     length = next(
         (t.shape[1 - axis] for t in pytree.tree_leaves(real) if _has_rows(t, axis, rows, 2)), 1
     )
-    lengths = (torch.randperm(max(length, count))[:count] % length) + 1
+    lengths = (torch.randperm(max(length, count))[:count] % max(length, 1)) + 1
 
     def fake(path: Any, value: Any) -> Any:
         if not _has_rows(value, axis, rows):

@@ -84,6 +84,8 @@ class Rows(_Unsaved):
         """
         if self.count == 1:
             return None
+        if self.count == 0:  # an empty batch is where something is empty
+            return (list(shape).index(0), 1) if 0 in shape else None
         suffix = 1
         for axis in range(len(shape) - 1, -1, -1):
             size = shape[axis]
