@@ -178,5 +178,5 @@ def test_the_trainers_normaliser_does_not_couple_examples():
     examples = [{"input_ids": torch.arange(7), "labels": torch.arange(7)} for _ in range(6)]
     counted = lot_sum(gpt2, examples, 1.0, num_items_in_batch=torch.tensor(5))
     assert torch.allclose(counted, lot_sum(gpt2, examples, 1.0), rtol=1e-6)
-    with pytest.raises(PrivacyError, match="not divided by the 6 rows|part in the loss that the model returns"):
+    with pytest.raises(PrivacyError, match=r"not divided by the 6 rows|part in the loss"):
         lot_sum(gpt2, examples, 1.0, num_items_in_batch=5)
