@@ -1042,6 +1042,19 @@ def test_a_small_argument_that_is_not_a_batch_is_not_taken_for_one():
     assert lot_sum(Weighted(), records(), loss).norm() > 0
 
 
+def test_inputs_without_rows_are_said_to_be_public_and_their_shapes_are_not_told():
+    class Flat(nn.Linear):
+        def forward(self, x, words):
+            return super().forward(x)
+
+    engine, model, _, loader = private(Flat(5, 3))
+    x, _ = next(iter(loader))
+    model(x, torch.zeros(8191))
+    said = [caveat for caveat in engine.caveats() if "without the batch's rows" in caveat]
+    assert len(said) == 1 and "8191" not in said[0]
+    engine.abandon_lot()
+
+
 def test_sequences_may_have_the_batch_second():
     class Second(nn.Module):
         def __init__(self):

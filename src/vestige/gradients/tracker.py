@@ -46,8 +46,8 @@ class Tracker:
         self._extra = [m for m in self._parts if type(m).get_extra_state is not plain]
         self._token = 0
         self.rows = 0
-        # Inputs without rows, by their place, and their shapes: they are taken for constants.
-        self.shared: dict[tuple[int, int], tuple[int, ...]] = {}
+        # The places of inputs without rows: they are taken for constants.
+        self.shared: set[tuple[int, int]] = set()
         # Constants that belong to no module, such as a global table. A pass in which `learning` is
         # set takes any tensor that it did not make for one; later passes must meet the same object.
         self.learning = False
@@ -81,7 +81,7 @@ class Tracker:
         tensors = list(tensors_in(inputs))
         for i, tensor in enumerate(tensors):
             if tensor.ndim <= axis or tensor.shape[axis] != rows:
-                self.shared[len(tensors), i] = tuple(tensor.shape)
+                self.shared.add((len(tensors), i))
             # What once had no rows is shared by all of them, also where it is as long as the batch.
             has_rows = (len(tensors), i) not in self.shared
             self._registered.discard(id(tensor))
