@@ -16,7 +16,7 @@ _MARKUP = re.compile(
     r"[&`*\\~$#@]|<(?=[^\W\d_]|[/!?])"  # entities, code, emphasis, formulas, mentions, HTML
     r"|\](?=[(\[])|^\[(?=[ x]\]|.*\]:)"  # links, images, boxes, definitions and footnotes
     r"|(?<![^\W_])_|_(?![^\W_])"  # emphasis
-    r"|^[-+=>]|(?<=^\d)[.)]|(?<=^\d\d)[.)]"  # lists, lines and quotes
+    r"|^[-+=>]|(?<=^\d)[.)](?=\s|$)|(?<=^\d\d)[.)](?=\s|$)"  # lists, lines and quotes
     r"|:(?=//)|(?<=mailto):|(?<=xmpp):|(?<=www)\.",  # addresses that become links by themselves
     re.IGNORECASE,
 )
