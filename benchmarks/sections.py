@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.workloads import CPU
 from vestige import PrivacyEngine
-from vestige.release import Door
+from vestige.release.door import Door
 
 ROUNDS, WARM_UP = 500, 50
 

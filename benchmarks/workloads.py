@@ -23,7 +23,7 @@ from vestige.methods import (
     FractionalNoise,
     Method,
 )
-from vestige.models import build
+from vestige.train.models import build
 
 Step = Callable[[], None]
 

@@ -16,14 +16,16 @@ __all__ = [
     "StorageError",
     "UnsupportedModel",
     "VestigeError",
+    "accounting",
     "fix",
     "methods",
     "spectrum",
 ]
 
 if TYPE_CHECKING:
-    from vestige import methods, spectrum
-    from vestige.engine import PrivacyEngine
+    from vestige import methods
+    from vestige.engine.privacy_engine import PrivacyEngine
+    from vestige.engine.validation import fix
     from vestige.errors import (
         BudgetExhausted,
         ConfigError,
@@ -32,15 +34,16 @@ if TYPE_CHECKING:
         UnsupportedModel,
         VestigeError,
     )
-    from vestige.padding import PadTo
+    from vestige.memory import spectrum
     from vestige.plan import PrivacyPlan
-    from vestige.validation import fix
+    from vestige.privacy import accounting
+    from vestige.sampling.padding import PadTo
 
 _HOMES = {
-    "PadTo": "vestige.padding",
-    "PrivacyEngine": "vestige.engine",
+    "PadTo": "vestige.sampling.padding",
+    "PrivacyEngine": "vestige.engine.privacy_engine",
     "PrivacyPlan": "vestige.plan",
-    "fix": "vestige.validation",
+    "fix": "vestige.engine.validation",
     "BudgetExhausted": "vestige.errors",
     "ConfigError": "vestige.errors",
     "StorageError": "vestige.errors",
@@ -48,12 +51,17 @@ _HOMES = {
     "UnsupportedModel": "vestige.errors",
     "VestigeError": "vestige.errors",
 }
+_MODULES = {
+    "accounting": "vestige.privacy.accounting",
+    "methods": "vestige.methods",
+    "spectrum": "vestige.memory.spectrum",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use: `vestige budget` needs no torch, and torch takes seconds to import."""
-    if name in ("methods", "spectrum"):
-        return importlib.import_module(f"vestige.{name}")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'vestige' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -3,18 +3,26 @@
 Sampler, noise, divisor and accountant all read their numbers here, so they cannot disagree. No
 field depends on the records, except `dataset_size` where it was not declared: it is then len(data),
 and the run's caveats say that the size is treated as public.
+
+A schedule (of beta, of the noise, of the sampling rate) is a number, a sequence with one number per
+step, or a function of the step. It becomes a table before the first lot is drawn, so it cannot
+depend on data or on releases: that is what lets the accountant compose the steps one by one
+(FO-DP-SGD equation 41, SMA-DP-SGD theorem 3). Beyond its last entry a table holds its last value.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
+from vestige.checks import as_json, check_count, frozen, is_number, plain
 from vestige.errors import ConfigError
-from vestige.schedule import Schedule, Table, at, is_number, tabulate
 
+Schedule = float | Sequence[float] | Callable[[int], float]
+Table = float | tuple[float, ...]
+_T = TypeVar("_T")
 ADJACENCY = "add or remove one record"
 
 
@@ -79,25 +87,12 @@ class PrivacyPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plain JSON types."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        return {f.name: as_json(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> PrivacyPlan:
         """The plan that `as_dict` gave."""
         return cls(**{name: frozen(value) for name, value in saved.items()})
-
-
-def frozen(value: Any) -> Any:
-    """JSON with tuples in place of its lists, as settings have them."""
-    if isinstance(value, Mapping):
-        return {key: frozen(item) for key, item in value.items()}
-    return tuple(frozen(item) for item in value) if isinstance(value, list) else value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def lots_per_epoch(dataset_size: int, batch_size: int) -> int:
@@ -142,8 +137,42 @@ def common_adjacency(kinds: Iterable[str]) -> str:
     return "; and ".join(sorted(set(kinds) - {ADJACENCY})) or ADJACENCY
 
 
-def check_count(name: str, value: Any) -> int:
-    """A positive whole number, or ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r} must be a whole number of at least 1.")
-    return value
+def constant(values: Sequence[_T]) -> _T | tuple[_T, ...]:
+    """The value that all of them have, or the values."""
+    return values[0] if all(value == values[0] for value in values) else tuple(values)
+
+
+def tabulate(
+    name: str, schedule: Schedule, steps: int | None, check: Callable[[Any], None]
+) -> Table:
+    """The schedule as a number, if it is constant, or as one number per step."""
+    schedule = plain(schedule)
+    if callable(schedule):
+        values = [plain(schedule(step)) for step in range(needs_steps(name, steps))]
+    elif isinstance(schedule, tuple):
+        values = list(schedule)
+        if not values or (steps is not None and len(values) != steps):
+            raise ConfigError(
+                f"{name} has {len(values)} values for {steps or 'an unknown number of'} steps: "
+                "give one value per step, a number, or a function of the step."
+            )
+    else:
+        values = [schedule]
+    for value in values:
+        check(value)
+    return constant([float(value) for value in values])
+
+
+def needs_steps(name: str, steps: int | None) -> int:
+    """The number of steps, which a function of the step cannot be tabulated without."""
+    if steps is None:
+        raise ConfigError(
+            f"{name} is a function of the step, which is tabulated before the run: pass steps=..., "
+            "the number of lots of the whole run."
+        )
+    return steps
+
+
+def at(table: Table, step: int) -> float:
+    """The value at `step`."""
+    return table[min(step, len(table) - 1)] if isinstance(table, tuple) else table

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.small_runs import flat, private, run
-from vestige.cli import app
-from vestige.experiments import reporting
+from tests.support.small_runs import flat, private, run
+from vestige.cli.app import app
+from vestige.lab import reporting
 from vestige.methods import METHODS
-from vestige.settings import TrainConfig
-from vestige.training import train
+from vestige.train.config import TrainConfig
+from vestige.train.training import train
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

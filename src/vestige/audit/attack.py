@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vestige.audit.setting import Setting
 from vestige.audit.transcript import Transcript, listening
-from vestige.engine import PrivacyEngine
+from vestige.engine.privacy_engine import PrivacyEngine
 
 Tell = Callable[[str, int, int], None]
 """Progress: what is done, how many steps of it, of how many."""

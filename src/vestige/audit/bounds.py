@@ -36,9 +36,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vestige.accounting import Charge
 from vestige.errors import ConfigError
-from vestige.ledger import Event
+from vestige.privacy.accounting import Charge
+from vestige.privacy.ledger import Event
 
 Scores = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.bool_]

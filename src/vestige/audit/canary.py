@@ -32,7 +32,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vestige.accounting import Charge
 from vestige.audit import angles
 from vestige.audit.attack import CLIP, Attacked, Tell, attack, coins, inclusion
 from vestige.audit.canaries import SATURATION, Canaries, CanaryModel
@@ -46,7 +45,8 @@ from vestige.audit.whitening import correlated_scores
 from vestige.errors import ConfigError
 from vestige.geometry import Box, Tangent
 from vestige.methods import Method
-from vestige.schedule import at
+from vestige.plan import at
+from vestige.privacy.accounting import Charge
 
 __all__ = ["AuditResult", "Evidence", "audit"]
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from vestige.methods import Method
 from vestige.methods.base import Surroundings
 from vestige.plan import PrivacyPlan
-from vestige.randomness import NOISE, Randomness
+from vestige.sampling.streams import NOISE, Randomness
 
 Matrix = npt.NDArray[np.float64]
 

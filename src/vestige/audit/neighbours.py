@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from vestige.audit.transcript import listening
-from vestige.engine import PrivacyEngine
+from vestige.engine.privacy_engine import PrivacyEngine
 from vestige.errors import ConfigError
 
 SLACK = 1 + 1e-5  # of the sums' rounding in float32

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from vestige import randomness
 from vestige.audit.recording import (
     Look,
     Recording,
@@ -28,9 +27,10 @@ from vestige.audit.recording import (
     records,
     small_run,
 )
-from vestige.clip_forms import Clipping
+from vestige.gradients.clip_forms import Clipping
 from vestige.methods import Method
 from vestige.plan import PrivacyPlan
+from vestige.sampling import streams as randomness
 
 # Single precision, as most runs have; enough coordinates for a variance to within half a per cent.
 SETTING = Setting(size=60, steps=200, hidden=40, dtype=torch.float32)

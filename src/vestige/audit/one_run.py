@@ -25,13 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from vestige.accounting import Charge, epsilon, events_of, noise_for
 from vestige.audit.attack import Tell, as_numpy, attack, coins
 from vestige.audit.bounds import Cut
 from vestige.audit.one_run_bound import one_run_epsilon
 from vestige.audit.result import AuditResult, Evidence
 from vestige.audit.setting import CONFIDENCE, DELTA, SAMPLE_RATE, STEPS, Setting
 from vestige.methods import Method, resolve
+from vestige.privacy.accounting import Charge, epsilon, events_of, noise_for
 
 TRIALS = 1000
 FEATURES, HIDDEN, CLASSES = 512, 16, 10

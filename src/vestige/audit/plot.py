@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vestige.audit.bounds import clopper_pearson
+from vestige.audit.palette import GRID, INK, MUTED, SERIES, SHADE
+from vestige.audit.plot_files import write_plot
 from vestige.audit.result import AuditResult, Evidence, rounded_down
-from vestige.ledger import Event
-from vestige.plots import write_plot
-from vestige.report.palette import GRID, INK, MUTED, SERIES, SHADE
+from vestige.privacy.ledger import Event
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -33,7 +33,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from vestige.accounting import Charge, epsilon, events_of, noise_for
 from vestige.audit.attack import CLIP, Attacked, Tell, as_numpy, attack, coins
 from vestige.audit.bounds import Split, membership_epsilon
 from vestige.audit.result import AuditResult, Evidence
@@ -41,6 +40,7 @@ from vestige.audit.setting import Setting
 from vestige.errors import ConfigError
 from vestige.geometry import angle_scale
 from vestige.methods import DPAdamAC, GeoDP
+from vestige.privacy.accounting import Charge, epsilon, events_of, noise_for
 
 NO_FAMILY = "no family bound: these releases are no Gaussians of known sensitivity"
 _GEODP_RECORDS = 1024

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from vestige.audit.attack import Attacked, as_numpy
 from vestige.audit.transcript import Look
-from vestige.groups import Groups
+from vestige.gradients.groups import Groups
 
 Array = npt.NDArray[np.float64]
 

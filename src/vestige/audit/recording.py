@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from vestige import PrivacyEngine
-from vestige.clip_forms import Clipping
 from vestige.errors import ConfigError
+from vestige.gradients.clip_forms import Clipping
 from vestige.methods import Method
 from vestige.plan import ADJACENCY
-from vestige.randomness import COUNTS, FIRST_LOOK, MEASURE, NOISE
+from vestige.sampling.streams import COUNTS, FIRST_LOOK, MEASURE, NOISE
 
 INPUTS, CLASSES = 6, 3
 LOUD = 50.0  # how much larger the last record is than the others: its gradient uses its bound up

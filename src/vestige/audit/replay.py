@@ -39,8 +39,8 @@ from vestige.audit.recording import (
     records,
     small_run,
 )
-from vestige.clip_forms import Clipping
 from vestige.errors import VestigeError
+from vestige.gradients.clip_forms import Clipping
 from vestige.methods import Method, resolve
 
 ORDINARY = Setting()

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vestige.audit.bounds import Cut
-from vestige.ledger import Event
+from vestige.privacy.ledger import Event
 
 
 def rounded_down(value: float) -> str:

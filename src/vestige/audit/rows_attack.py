@@ -26,7 +26,7 @@ from vestige.audit.bounds import Split, membership_epsilon
 from vestige.audit.result import AuditResult, Evidence
 from vestige.audit.rows_check import losses, made, records
 from vestige.audit.setting import Setting
-from vestige.engine import PrivacyEngine
+from vestige.engine.privacy_engine import PrivacyEngine
 from vestige.gradients.rows import Rows
 
 BROKEN, WHOLE = "mis-attributed rows", "the same, rows as they are"

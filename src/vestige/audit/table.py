@@ -26,8 +26,8 @@ from vestige.audit.result import AuditResult, rounded_down
 from vestige.audit.rows_attack import TRIALS as ROWS_TRIALS
 from vestige.audit.rows_attack import audit_rows
 from vestige.errors import ConfigError
-from vestige.escaping import in_code, in_markdown
 from vestige.methods import METHODS
+from vestige.statement.escaping import in_code, in_markdown
 
 TEETH = (("dp-sgd", "fo", "sma"), ((1.0, 20_000), (2.0, 4000), (4.0, 4000)))
 PUBLISHED_TRIALS = 4000  # each is a whole run

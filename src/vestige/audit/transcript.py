@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vestige.engine import PrivacyEngine
+from vestige.engine.privacy_engine import PrivacyEngine
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vestige.accounting import Charge, epsilon
 from vestige.audit.bounds import Split, family_events, membership_epsilon, shift_lower
 from vestige.audit.result import AuditResult, Evidence
 from vestige.audit.setting import Setting
-from vestige.engine import PrivacyEngine
+from vestige.engine.privacy_engine import PrivacyEngine
+from vestige.privacy.accounting import Charge, epsilon
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -26,14 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vestige.accounting import events_of
 from vestige.audit import lots_check, noise_check, replay, rows_check
 from vestige.audit.findings import Finding, Report
 from vestige.audit.observation import SETTING, Observation
-from vestige.clip_forms import Clipping
 from vestige.errors import ConfigError
-from vestige.ledger import Event, merge
+from vestige.gradients.clip_forms import Clipping
 from vestige.methods import Method, planned_charges
+from vestige.privacy.accounting import events_of
+from vestige.privacy.ledger import Event, merge
 
 TRIALS, QUICK_TRIALS, QUICK_STEPS = 4000, 1000, 60
 CONFIDENCE = 0.999  # of the canaries' bounds: a right method fails once in five hundred times

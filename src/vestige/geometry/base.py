@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError
-from vestige.schedule import is_number
 
 _BLOCK = 2**20  # numbers of a block of rows: float64 temporaries stay at 8 MiB each
 

@@ -19,10 +19,10 @@ import math
 import torch
 from torch import Tensor
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError
 from vestige.geometry.base import Geometry
 from vestige.geometry.hyperspherical import to_cartesian, to_hyperspherical
-from vestige.schedule import is_number
 
 
 class Box(Geometry):

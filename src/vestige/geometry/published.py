@@ -26,9 +26,9 @@ import math
 
 from torch import Tensor
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError
 from vestige.geometry.hyperspherical import to_cartesian, to_hyperspherical
-from vestige.schedule import is_number
 
 
 def angle_scale(dimension: int, batch: int, bounding: float) -> float:

@@ -29,13 +29,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError
 from vestige.geometry.base import Geometry
 from vestige.geometry.box import Box
 from vestige.geometry.hyperspherical import to_hyperspherical
 from vestige.geometry.published import angle_scale, perturbed
 from vestige.geometry.tangent import Tangent
-from vestige.schedule import is_number
 
 METHODS = ("dp_sgd", "geodp", "averaged", "box", "tangent")
 MEASURES = ("direction_mse", "gradient_mse", "cosine")

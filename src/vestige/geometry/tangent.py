@@ -20,9 +20,9 @@ import math
 import torch
 from torch import Tensor
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError
 from vestige.geometry.base import Geometry
-from vestige.schedule import is_number
 
 # Below this sine an example lies along the reference, forwards or backwards, as far as float64 can
 # tell: it shows no way to turn.

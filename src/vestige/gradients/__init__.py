@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from vestige.clipping import Clip
 from vestige.geometry import Geometry
-from vestige.gradients.capture import Batch, Capture
+from vestige.gradients.capture import Capture
+from vestige.gradients.clipping import Clip
 from vestige.gradients.collector import Collector
 from vestige.gradients.dense import DenseCollector
-from vestige.gradients.fallback import Fallback
-from vestige.gradients.rules import RULES
-from vestige.groups import Groups
+from vestige.gradients.groups import Groups
+from vestige.gradients.rules.fallback import Fallback
+from vestige.gradients.rules.registry import RULES
 
-__all__ = ["Batch", "Capture", "capture"]
+__all__ = ["Capture", "capture"]
 
 
 def capture(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,31 +23,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vestige.errors import ConfigError, PrivacyError, UnsupportedModel, VestigeError
-from vestige.forward_randomness import LotStream, untouched
 from vestige.gradients.collector import Collector, ForwardRecord
+from vestige.gradients.groups import Slot
 from vestige.gradients.refs import Ref, Source, Uncovered, does_not_fit, overlaps, tensors_in
 from vestige.gradients.rows import Meeting, Rows, Summed
 from vestige.gradients.tracker import Tracker
 from vestige.gradients.uses import PerExample, Use
-from vestige.groups import Slot
+from vestige.sampling.forward_randomness import LotStream, untouched
+from vestige.sampling.loader import Batch
 
 Uses = list[tuple[Slot, Use]]
 Rule = Callable[["Capture", Any, tuple[Any, ...], dict[str, Any]], Any]
-
-
-@dataclass
-class Batch:
-    """One physical batch handed out by the private loader, and what has become of it."""
-
-    rows: int
-    empty: bool = False  # the lot is empty: the one row is a stand-in and contributes nothing
-    last: bool = True  # the lot's last physical batch
-    lot: int = 0
-    measures: bool = False  # part of a pass over all records that releases one number
-    stream: LotStream | None = None  # what the lot's forward passes draw; None for synthetic rows
-    record: ForwardRecord = field(default_factory=ForwardRecord)
-    backward: int | None = None  # the autograd pass that brings its gradients
-    done: bool = False
 
 
 @dataclass
@@ -166,6 +152,7 @@ class Capture(TorchFunctionMode):
     def start(self, batch: Batch) -> None:
         """The loader hands out `batch`."""
         self.stop_watching()
+        batch.record = ForwardRecord()
         self.batch = batch
 
     def reopen(self) -> None:

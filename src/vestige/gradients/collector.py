@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vestige.clipping import Clip
+from vestige.gradients.clipping import Clip
+from vestige.gradients.groups import Groups, Slot
 from vestige.gradients.uses import PerExample, Tied, Use
-from vestige.groups import Groups, Slot
 
 
 class ForwardRecord:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vestige.clipping import Clip
 from vestige.geometry import Geometry
+from vestige.gradients.clipping import Clip
 from vestige.gradients.collector import Collector, ForwardRecord, _Held
+from vestige.gradients.groups import Groups, Slot
 from vestige.gradients.uses import Use, row_squares
-from vestige.groups import Groups, Slot
 
 
 class DenseCollector(Collector):

@@ -19,9 +19,10 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
 from vestige.errors import PrivacyError
-from vestige.gradients.capture import Batch, Capture, _Hook
+from vestige.gradients.capture import Capture, _Hook
 from vestige.gradients.losses import LossGraph
 from vestige.gradients.refs import tensors_in
+from vestige.sampling.loader import Batch
 
 UNSEEN = "the loss could not be read: that no examples meet in it is unchecked"
 PADDED = (

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from vestige.errors import ConfigError, UnsupportedModel
+from vestige.gradients.groups import Slot
 from vestige.gradients.uses import Use, Viewed
-from vestige.groups import Slot
 
 
 class Uncovered(UnsupportedModel):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vestige.errors import UnsupportedModel
-from vestige.gradients.convolution import NUMBERS_AT_ONCE, Geometry
+from vestige.gradients.rules.convolution import NUMBERS_AT_ONCE, Geometry
 
 
 class RowProducts(TorchFunctionMode):

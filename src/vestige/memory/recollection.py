@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from vestige.errors import ConfigError
-from vestige.groups import Groups
-from vestige.history import History
+from vestige.gradients.groups import Groups
 from vestige.memory.base import Array, Memory, Recall
+from vestige.memory.history import History
 from vestige.memory.noise_gram import NoiseGram
 from vestige.memory.spectra import WeightSpectra
-from vestige.release import Branch, Release
-from vestige.schedule import Table, at
+from vestige.plan import Table, at
+from vestige.release.door import Branch, Release
 
 
 class Recollection:

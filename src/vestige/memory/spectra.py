@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vestige import spectrum
+from vestige.checks import is_number
 from vestige.errors import ConfigError
-from vestige.groups import Groups
-from vestige.schedule import is_number
+from vestige.gradients.groups import Groups
+from vestige.memory import spectrum
 
 
 class WeightSpectra:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from vestige.clip_forms import Quantile, taken_apart
+from vestige.checks import check_share
 from vestige.errors import ConfigError
+from vestige.gradients.clip_forms import Quantile, taken_apart
 from vestige.methods.adp_adamw import ADPAdamW
 from vestige.methods.base import Method
 from vestige.methods.disk import Disk
@@ -28,12 +29,11 @@ from vestige.methods.kalman import Kalman
 from vestige.methods.post_fm import PostFM
 from vestige.methods.sma import SMA, SMAFixed, SMAShuffled
 from vestige.methods.uniform import Uniform
-from vestige.plan import lots_per_epoch
-from vestige.schedule import Schedule, Table, at, check_share, constant, tabulate
+from vestige.plan import Schedule, Table, at, constant, lots_per_epoch, tabulate
 
 if TYPE_CHECKING:
-    from vestige.accounting import Charge
-    from vestige.clip_forms import Clipping
+    from vestige.gradients.clip_forms import Clipping
+    from vestige.privacy.accounting import Charge
 
 __all__ = [
     "DPFTRL",

@@ -16,10 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError
 from vestige.methods.base import Method
 from vestige.methods.checks import check_positive
-from vestige.schedule import is_number, needs_steps
+from vestige.plan import needs_steps
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

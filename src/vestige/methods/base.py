@@ -7,29 +7,29 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vestige.accounting import Charge, step_charges
+from vestige.checks import plain
 from vestige.errors import ConfigError
-from vestige.plan import ADJACENCY
-from vestige.schedule import Schedule, Table, plain
+from vestige.plan import ADJACENCY, Schedule, Table
+from vestige.privacy.accounting import Charge, step_charges
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from vestige.adaptive import RawPercentile
-    from vestige.clip_forms import Clipping
-    from vestige.correlation import Correlation
     from vestige.geometry import Geometry
     from vestige.gradients import Capture
-    from vestige.groups import Slot
+    from vestige.gradients.clip_forms import Clipping
+    from vestige.gradients.groups import Slot
     from vestige.memory.base import Memory
-    from vestige.passes import Passes
     from vestige.plan import PrivacyPlan
-    from vestige.randomness import Randomness
-    from vestige.release import Distortion, Release
-    from vestige.sampling import Drawing
+    from vestige.release.correlation import Correlation
+    from vestige.release.door import Distortion, Release
+    from vestige.sampling.loader import Drawing
+    from vestige.sampling.streams import Randomness
     from vestige.updates.ascent import Ascent
+    from vestige.updates.clip_control import RawPercentile
     from vestige.updates.filters import Filter
+    from vestige.updates.passes import Passes
     from vestige.updates.rate_control import RateControl
 
 AT_SIGMA = "proven: composition of Poisson-subsampled Gaussian releases at sigma"

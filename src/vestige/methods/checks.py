@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from vestige.checks import check_count, check_share, is_number
 from vestige.errors import ConfigError
-from vestige.plan import check_count
-from vestige.schedule import Schedule, check_share, is_number
+from vestige.plan import Schedule
 
 __all__ = ["check_beta", "check_count", "check_non_negative", "check_positive", "check_share"]
 

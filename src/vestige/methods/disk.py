@@ -23,10 +23,10 @@ from vestige.methods.checks import check_positive, check_share
 
 if TYPE_CHECKING:
     from vestige.gradients import Capture
-    from vestige.passes import Passes
-    from vestige.release import Release
+    from vestige.release.door import Release
     from vestige.updates.ascent import Ascent
     from vestige.updates.filters import Filter
+    from vestige.updates.passes import Passes
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Disk(Method):
 
     def passes(self, capture: Capture, look: Callable[[], Release], ascent: Any) -> Passes | None:
         """The gradient here and ahead, combined example by example."""
-        from vestige.passes import TwoPoints
+        from vestige.updates.passes import TwoPoints
 
         return TwoPoints(capture, ascent, self.weight) if self.needs_closure else None
 

@@ -20,7 +20,7 @@ from vestige.errors import ConfigError
 from vestige.methods.base import AT_SIGMA_OVER_BETA, Surroundings
 from vestige.methods.checks import check_share
 from vestige.methods.estimating import EstimatingMethod
-from vestige.schedule import Schedule
+from vestige.plan import Schedule
 
 if TYPE_CHECKING:
     from vestige.updates.filters import Filter

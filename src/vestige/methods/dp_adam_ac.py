@@ -21,16 +21,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from vestige.clip_forms import Clipping, Quantile
+from vestige.checks import is_number
 from vestige.errors import ConfigError
+from vestige.gradients.clip_forms import Clipping, Quantile
 from vestige.methods.base import Method
 from vestige.methods.checks import check_positive
-from vestige.schedule import is_number
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from vestige.adaptive import RawPercentile
+    from vestige.updates.clip_control import RawPercentile
     from vestige.updates.rate_control import RateControl
 
 
@@ -86,7 +86,7 @@ class DPAdamAC(_AdaptiveClipping):
 
     def clip_control(self, bounds: Sequence[float]) -> RawPercentile:
         """The percentile of the last raw norms: not private."""
-        from vestige.adaptive import RawPercentile
+        from vestige.updates.clip_control import RawPercentile
 
         limits = (self.lowest, self.highest)
         return RawPercentile(bounds, 1 - self.clipped, int(self.window), limits)

@@ -19,14 +19,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vestige.accounting import Charge
 from vestige.errors import ConfigError
 from vestige.methods.base import Method, Surroundings
-from vestige.schedule import Table, needs_steps
+from vestige.plan import Table, needs_steps
+from vestige.privacy.accounting import Charge
 
 if TYPE_CHECKING:
-    from vestige.correlation import Correlation
-    from vestige.sampling import Drawing
+    from vestige.release.correlation import Correlation
+    from vestige.sampling.loader import Drawing
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class DPFTRL(Method):
 
     def _tree(self, steps: int | None, lots_per_epoch: int) -> tuple[int, Charge]:
         """The lots of a tree, and its charge."""
-        from vestige.factorisation import tree_sensitivity
+        from vestige.privacy.factorisation import tree_sensitivity
 
         if self.restart is None:
             length = needs_steps(f"the tree of method {self.name!r}", steps)
@@ -84,8 +84,8 @@ class DPFTRL(Method):
 
     def correlation(self, around: Surroundings) -> Correlation:
         """The tree process, charged once a tree."""
-        from vestige.correlated import Tree
-        from vestige.correlation import Correlation
+        from vestige.release.correlated import Tree
+        from vestige.release.correlation import Correlation
 
         like, plan = around.like, around.plan
         length, charge = self._tree(plan.steps, plan.lots_per_epoch)
@@ -99,7 +99,7 @@ class DPFTRL(Method):
 
     def drawing(self, around: Surroundings) -> Drawing:
         """Every record once an epoch, always in the same place."""
-        from vestige.drawing import FixedOrder
+        from vestige.sampling.orders import FixedOrder
 
         if around.records != around.plan.dataset_size:
             raise ConfigError(

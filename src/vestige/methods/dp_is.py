@@ -1,7 +1,7 @@
 """DP-IS: importance sampling by clipped gradient norms, with a privately released normaliser.
 
-See vestige.importance for the equations. The loader hands out all records once before each epoch,
-in pieces, to measure the normaliser; the loop treats these batches like any other, and the
+See vestige.engine.importance for the equations. The loader hands out all records once before each
+epoch, in pieces, to measure the normaliser; the loop treats these batches like any other, and the
 optimizer does nothing on them.
 
 Paper: DPIS, Wei et al. 2022, arXiv 2210.09634. The schedule of the paper could not be established;
@@ -16,11 +16,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vestige.accounting import Charge, step_charges
 from vestige.errors import ConfigError
 from vestige.methods.base import Method
 from vestige.methods.checks import check_positive, check_share
-from vestige.schedule import Table
+from vestige.plan import Table
+from vestige.privacy.accounting import Charge, step_charges
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from vestige.gradients import Capture
-    from vestige.passes import Passes
-    from vestige.release import Release
+    from vestige.release.door import Release
     from vestige.updates.ascent import Ascent
+    from vestige.updates.passes import Passes
 
 SAMPLES = ("same", "fresh")
 
@@ -98,7 +98,7 @@ class DPSAM(_Sharpness):
 
     def passes(self, capture: Capture, look: Callable[[], Release], ascent: Any) -> Passes | None:
         """A noisy first look, the climb, and the gradient there."""
-        from vestige.passes import SameSample
+        from vestige.updates.passes import SameSample
 
         return SameSample(capture, ascent, look) if self.needs_closure else None
 
@@ -123,6 +123,6 @@ class DPSAMPerExample(_Sharpness):
 
     def passes(self, capture: Capture, look: Callable[[], Release], ascent: Any) -> Passes:
         """Two passes with weights of its own for each row."""
-        from vestige.passes import OwnAscent
+        from vestige.updates.passes import OwnAscent
 
         return OwnAscent(capture, self.radius)

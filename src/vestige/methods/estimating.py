@@ -10,9 +10,10 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from vestige.checks import check_share
 from vestige.methods.base import Method, Surroundings
 from vestige.methods.checks import check_beta
-from vestige.schedule import Schedule, check_share, tabulate
+from vestige.plan import Schedule, tabulate
 
 if TYPE_CHECKING:
     from vestige.updates.filters import Filter

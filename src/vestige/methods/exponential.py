@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError
 from vestige.methods.fo import FO_PAPER, IN_QUERY
 from vestige.methods.remembering import RememberingMethod
-from vestige.schedule import Schedule, is_number
+from vestige.plan import Schedule
 
 if TYPE_CHECKING:
     from vestige.memory.base import Memory

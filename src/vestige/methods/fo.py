@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 from vestige.methods.base import AT_SIGMA_OVER_BETA
 from vestige.methods.checks import check_non_negative, check_positive, check_share
 from vestige.methods.remembering import RememberingMethod
-from vestige.schedule import Schedule
+from vestige.plan import Schedule
 
 if TYPE_CHECKING:
     from vestige.memory.base import Memory

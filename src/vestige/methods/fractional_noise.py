@@ -20,14 +20,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vestige.accounting import Charge
+from vestige.checks import is_number
 from vestige.errors import ConfigError
 from vestige.methods.base import Method, Surroundings
-from vestige.schedule import Table, is_number
+from vestige.plan import Table
+from vestige.privacy.accounting import Charge
 
 if TYPE_CHECKING:
-    from vestige.correlation import Correlation
-    from vestige.sampling import Drawing
+    from vestige.release.correlation import Correlation
+    from vestige.sampling.loader import Drawing
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,9 @@ class FractionalNoise(Method):
 
     def correlation(self, around: Surroundings) -> Correlation:
         """The banded process, charged once a cycle."""
-        from vestige.correlated import Banded
-        from vestige.correlation import Correlation
-        from vestige.factorisation import coefficients
+        from vestige.privacy.factorisation import coefficients
+        from vestige.release.correlated import Banded
+        from vestige.release.correlation import Correlation
 
         like, rate = around.like, around.plan.sample_rate
         assert not isinstance(rate, tuple)
@@ -99,7 +100,7 @@ class FractionalNoise(Method):
 
     def drawing(self, around: Surroundings) -> Drawing:
         """Cyclic Poisson lots."""
-        from vestige.drawing import CyclicPoisson
+        from vestige.sampling.orders import CyclicPoisson
 
         rate = around.plan.sample_rate
         assert not isinstance(rate, tuple)

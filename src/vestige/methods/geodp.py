@@ -18,17 +18,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError
 from vestige.methods.base import AT_SIGMA, Method
 from vestige.methods.checks import check_share
-from vestige.schedule import is_number
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from vestige.geometry import Geometry
     from vestige.plan import PrivacyPlan
-    from vestige.release import Distortion
+    from vestige.release.door import Distortion
 
 REFERENCE_SEED = 0  # of the first reference direction: public, the same in every run
 

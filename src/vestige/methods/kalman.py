@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vestige.methods.base import AT_SIGMA_OVER_BETA, Surroundings
 from vestige.methods.estimating import EstimatingMethod
-from vestige.schedule import Schedule
+from vestige.plan import Schedule
 
 if TYPE_CHECKING:
     from vestige.updates.filters import Filter

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from vestige.methods.base import AT_SIGMA
 from vestige.methods.fo import FO, FO_PAPER
-from vestige.schedule import Schedule
+from vestige.plan import Schedule
 
 
 @dataclass(frozen=True)

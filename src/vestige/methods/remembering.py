@@ -7,10 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vestige.checks import check_share
 from vestige.errors import ConfigError
 from vestige.methods.base import Method
 from vestige.methods.checks import check_beta, check_count
-from vestige.schedule import Schedule, check_share, tabulate
+from vestige.plan import Schedule, tabulate
 
 if TYPE_CHECKING:
     from vestige.memory.base import Memory

@@ -19,11 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError
+from vestige.memory.spectrum import check as check_estimator
 from vestige.methods.checks import check_count, check_positive, check_share
 from vestige.methods.remembering import RememberingMethod
-from vestige.schedule import Schedule, is_number
-from vestige.spectrum import check as check_estimator
+from vestige.plan import Schedule
 
 if TYPE_CHECKING:
     from vestige.memory.base import Memory

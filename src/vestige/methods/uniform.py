@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vestige.methods.fo import FO_PAPER, IN_QUERY
 from vestige.methods.remembering import RememberingMethod
-from vestige.schedule import Schedule
+from vestige.plan import Schedule
 
 if TYPE_CHECKING:
     from vestige.memory.base import Memory

@@ -12,7 +12,7 @@ alone are marked as what they are, an approximation and a diagnostic.
 from __future__ import annotations
 
 from vestige.statement.files import JSON_FILE, MARKDOWN_FILE, read
-from vestige.statement.making import build, of_engine
+from vestige.statement.making import build, without
 from vestige.statement.schema import check, json_schema
 from vestige.statement.text import markdown
 
@@ -23,6 +23,6 @@ __all__ = [
     "check",
     "json_schema",
     "markdown",
-    "of_engine",
     "read",
+    "without",
 ]

@@ -1,7 +1,7 @@
 """What the events of a run amount to beyond one number: curves, mu, and groups of records.
 
 * epsilon(delta), by the accountant that makes the claim. For ``pld`` the losses are composed once
-  for all deltas, exactly as vestige.composition does it for one.
+  for all deltas, exactly as vestige.privacy.composition does it for one.
 * The trade-off curve (Dong, Roth, Su 2022, arXiv 1905.02383): whoever tests whether a record was
   used, with false alarms alpha, misses at least
   max(0, 1 - delta - e^epsilon alpha, e^-epsilon (1 - delta - alpha)), whatever (epsilon, delta) of
@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from vestige import accounting, composition
-from vestige.ledger import Event, merge
+from vestige.privacy import accounting, composition
+from vestige.privacy.ledger import Event, merge
 
 Point = tuple[float, float]  # (delta, epsilon)
 Limit = tuple[float, float] | None  # (max_epsilon, delta) of a Rényi filter that makes the claim

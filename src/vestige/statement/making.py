@@ -5,30 +5,18 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import vestige
-from vestige import accounting
-from vestige.ending import AS_PLANNED, GUARD, OPEN, PLANNED, Ending
-from vestige.ending import ending as ending_of
-from vestige.ledger import Event, merge
 from vestige.methods import METHODS
 from vestige.plan import PrivacyPlan
+from vestige.privacy import accounting
+from vestige.privacy.ending import AS_PLANNED, GUARD, OPEN, PLANNED, Ending
+from vestige.privacy.ledger import Event, merge
 from vestige.statement import coverage, curves
 from vestige.statement.mechanism import marginal, mechanism, sampler
-from vestige.statement.plain import (
-    charged_span,
-    event_rows,
-    finite,
-    plain,
-    public_facts,
-    span,
-)
-
-if TYPE_CHECKING:
-    from vestige.engine import PrivacyEngine
+from vestige.statement.plain import charged_span, event_rows, finite, plain, public_facts, span
 
 NAME, VERSION = "vestige privacy statement", 1
 PRIVATE, TEST_MODE, NONE = "private", "test mode", "none"
@@ -140,33 +128,6 @@ def build(
         "run": {key: value for key, value in facts.items() if key not in _PLACED},
         "versions": {**_versions(), **facts.get("versions", {})},
     }
-
-
-def of_engine(
-    engine: PrivacyEngine, delta: float, *, caveats: Sequence[str] | None = None, **run_facts: Any
-) -> dict[str, Any]:
-    """The statement of everything that `engine` has released so far; `run_facts` as for `build`.
-
-    What other runs have charged to the same ledger file is part of the claim and listed apart.
-    `caveats` are the engine's own unless they are given.
-    """
-    own, ledger, run = engine.caveats(), engine.ledger, engine._attached()
-    charged = run.door.own.events
-    others = without(ledger.merged(), charged)
-    return build(
-        replace(engine.plan, adjacency=engine.adjacency),
-        charged,
-        delta=delta,
-        accountant=engine.accountant,
-        released=engine.released,
-        repeatable=run.repeatable,
-        caveats=own if caveats is None else caveats,
-        run=run_facts,
-        earlier=others,
-        over_reported=engine.lost,
-        ending=ending_of(engine._attached()),
-        repeatable_before=ledger.facts(but=run.door.run).test_mode,
-    )
 
 
 def _whose(repeatable: bool) -> str:

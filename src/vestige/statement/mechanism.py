@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vestige import accounting
-from vestige.ledger import Event, merge
 from vestige.methods import METHODS
 from vestige.plan import PrivacyPlan
+from vestige.privacy import accounting
+from vestige.privacy.ledger import Event, merge
 from vestige.statement.plain import charged_span, finite, plain, shown, span
 
 # Parts of a module's *Guarantee* that speak of its other methods, or of other uses.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import PrivacyError
-from vestige.ledger import Event
+from vestige.privacy.ledger import Event
 
 # What a statement must never hold, whoever hands it over.
 _SECRET = ("noise_seed", "key", "generator_state")

@@ -38,7 +38,7 @@ _MOST_SHOWN = 60
 
 @lru_cache(maxsize=1)
 def _schema() -> dict[str, Any]:
-    path = files("vestige") / "schemas" / "statement.schema.json"
+    path = files("vestige.statement") / "statement.schema.json"
     found = json.loads(path.read_text(encoding="utf-8"))
     assert isinstance(found, dict)
     return found

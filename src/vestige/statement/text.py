@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vestige.escaping import all_in_markdown
+from vestige.statement.escaping import all_in_markdown
 
 _MOST_EVENTS = 40  # rows of the ledger's table; the JSON holds them all
 _MOST_GROUPS = 12

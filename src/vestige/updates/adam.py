@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError
-from vestige.schedule import is_number
 
 
 class AdamBC(Optimizer):

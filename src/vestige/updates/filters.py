@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vestige.errors import ConfigError
-from vestige.release import Release
+from vestige.release.door import Release
 
 
 class Filter(ABC):

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError
-from vestige.schedule import is_number
 
 
 class RateControl:

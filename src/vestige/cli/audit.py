@@ -1,0 +1,203 @@
+"""The command `vestige audit`: lower bounds on epsilon from attacks on the real engine. Thin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from vestige.cli.display import pairs, print_json, shown
+from vestige.errors import ConfigError
+from vestige.methods import METHODS
+
+if TYPE_CHECKING:
+    from vestige.audit.result import AuditResult
+
+_MODES = ("canary", "one-run")
+_TRIALS = {"canary": 4000, "one-run": 1000}
+_PLOT, _NUMBERS = "tradeoff.png", "audit.json"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command()(audit)
+
+
+def audit(
+    method: Annotated[str, typer.Option(help=f"The method to attack: {', '.join(METHODS)}.")],
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="canary: worst-case gradients, reading every release. one-run: random records, "
+            "reading the losses of the final model."
+        ),
+    ] = "canary",
+    epsilon: Annotated[
+        float | None, typer.Option(help="The claim that the noise is solved for. Default: 2.")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="The noise to attack, instead of a claim.")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Releases of a run. Default: 32; 8 where every step has noise of its own; 2 for "
+            "methods that are not private, whose whole runs are repeated in mode canary."
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(help="Number of canaries. Default: 4000, or 1000 in mode one-run."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Confidence of each bound.")] = 0.95,
+    delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta).")] = 1e-5,
+    sample_rate: Annotated[
+        float, typer.Option(help="A record's chance to be in a lot: lot / records.")
+    ] = 0.1,
+    clipping: Annotated[
+        str | None,
+        typer.Option(
+            help="flat, per_layer, auto, auto_per_layer, quantile, quantile_per_layer. Default: "
+            "the method's own."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Repeatable coins, lots and noise. Default: fresh ones.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"A plot of the trade-off curves (.png, .pdf, .svg), or a folder for {_PLOT} and "
+            f"{_NUMBERS}."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+) -> None:
+    """Attack the real engine; exit code 1 if a bound exceeds what the engine claims."""
+    from vestige.audit.setting import Setting
+
+    if mode not in _MODES:
+        raise ConfigError(f"mode={mode!r} is unknown: choose from {', '.join(_MODES)}.")
+    options: dict[str, Any] = {
+        "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
+        "steps": steps,
+        "trials": _TRIALS[mode] if trials is None else trials,
+        "confidence": confidence,
+        "delta": delta,
+        "seed": seed,
+        "clipping": clipping,
+        "sample_rate": sample_rate,
+    }
+    Setting.checked(method, **options)  # before torch is imported
+    plot, numbers = _places(out)
+    with _progress() as tell:
+        if mode == "canary":
+            from vestige.audit.canary import audit as run
+        else:
+            from vestige.audit.one_run import audit_one_run as run
+        result = run(method, **options, progress=tell)
+    if plot is not None:
+        from vestige.audit.plot import write
+
+        write(result, plot)
+    found = result.as_dict()
+    if numbers is not None:
+        import json
+
+        numbers.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
+    if as_json:
+        print_json(found)
+    else:
+        _print(result)
+        for path in (plot, numbers):
+            if path is not None:
+                typer.echo(f"wrote {path}")
+    if result.epsilon_claimed is not None and result.violated:
+        raise typer.Exit(1)
+
+
+def _places(out: Path | None) -> tuple[Path | None, Path | None]:
+    """Where the plot and the numbers go; ConfigError if they could not."""
+    from vestige.audit.plot_files import check_plot
+
+    if out is None:
+        return None, None
+    if out.suffix:
+        check_plot(out)
+        return out, None
+    out.mkdir(parents=True, exist_ok=True)
+    return out / _PLOT, out / _NUMBERS
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr where that is a terminal; it leaves nothing behind."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda what, done, total: bar.update(
+            task, description=what, completed=done, total=total
+        )
+
+
+def _print(result: AuditResult) -> None:
+    from vestige.audit.result import rounded_down
+
+    table = pairs()
+    how = f"{result.trials} canaries, {result.steps} steps, rate {result.sample_rate:g}"
+    table.add_row("attacked", f"{result.method}, {result.mode}: {how}")
+    claim = result.epsilon_claimed
+    pair = f"delta {result.delta:g}"
+    table.add_row("claimed", "none" if claim is None else f"epsilon {shown(claim)}, {pair}")
+    if result.epsilon_published is not None:
+        table.add_row("published", f"epsilon {shown(result.epsilon_published)}, {pair}")
+    level = f"at {result.level} confidence"
+    table.add_row(
+        "at least", f"epsilon {rounded_down(result.epsilon_lower)}, free of assumptions, {level}"
+    )
+    if result.epsilon_lower_family is not None:
+        family = (
+            f"epsilon {rounded_down(result.epsilon_lower_family)}, through the mechanism's family"
+        )
+        table.add_row("", f"{family}, {level}")
+    table.add_row("noise", f"multiplier {result.noise_multiplier:.4g}{_allowed(result)}")
+    table.add_row("time", f"{result.seconds:.1f} s")
+    for note in result.notes:
+        table.add_row("note", note)
+    Console(highlight=False).print(table)
+    typer.echo(verdict(result))
+
+
+def _allowed(result: AuditResult) -> str:
+    attacked, upper = result.noise_multiplier_attacked, result.noise_multiplier_upper
+    if attacked is None:
+        return ""
+    most = "any" if upper is None else f"at most {upper:.4g}"
+    return f"; effective {attacked:.4g}, and the trials allow {most}"
+
+
+def verdict(result: AuditResult) -> str:
+    """The result in one sentence."""
+    if result.epsilon_claimed is None:
+        if result.epsilon_published is None:
+            return "There is no claim to hold the bounds against."
+        if result.violated:
+            return "VIOLATED: the bound exceeds what the paper would claim. No guarantee is given."
+        return "The published claim was not refuted by these trials. No guarantee is given."
+    if result.violated:
+        return "VIOLATED: a bound exceeds the claim. The engine is broken, or this was bad luck."
+    return "Not refuted: no bound exceeds the claim. That is no proof of it."

@@ -1,0 +1,196 @@
+"""What `vestige plan` shows: the comparison as a table, in words and as a plot.
+
+Guarantee: like the comparison, a function of public numbers alone; no record is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from vestige.audit.plot_files import write_plot
+from vestige.methods.planning import FRACTIONAL, MIN_GAIN, ORDERS, Comparison, Row, available
+from vestige.privacy import accounting
+
+_COLORS = ("#e9a820", "#7fb069", "#2a9d8f", "#1f5fa8", "#3d1a5b")  # one per order
+_CHOICE, _LINE, _OUT = "#d1495b", "#555555", "#f2f2f2"
+
+
+def title(comparison: Comparison) -> str:
+    """The training and its guarantee."""
+    request = comparison.request
+    accountant = accounting.accountant_name(request.accountant)
+    epochs = "epoch" if request.epochs == 1 else "epochs"
+    return (
+        f"{request.dataset_size:,} records, lot {request.lot:,}, {request.epochs:,} {epochs} "
+        f"({request.steps:,} steps), epsilon {request.epsilon:g}, delta {request.delta:g} "
+        f"({accountant})"
+    )
+
+
+def table(comparison: Comparison) -> Table:
+    """DP-SGD, the filters, and the best order for each number of bands."""
+    shown = Table(
+        box=SIMPLE_HEAD, padding=0, show_edge=False, title=title(comparison), title_justify="left"
+    )
+    shown.add_column("method")
+    for name in (
+        "rate",
+        "events",
+        "noise\nmultiplier",
+        "prefix\nerror",
+        "ratio",
+        "noise of\none step",
+        "memory",
+    ):
+        shown.add_column(name, justify="right")
+    for row in _shown(comparison):
+        shown.add_row(
+            _label(row),
+            f"{row.sample_rate:.3g}",
+            str(row.events),
+            f"{row.noise_multiplier:.4g}",
+            f"{row.prefix_error:.4g}",
+            f"{row.ratio:.3f}",
+            f"{row.step_noise:.4g}",
+            str(row.memory),
+            style="bold" if row == comparison.recommended else None,
+        )
+    return shown
+
+
+def _label(row: Row) -> str:
+    """Method and main setting, short enough for a table of eighty characters."""
+    if row.method == FRACTIONAL:
+        return f"fractional {row.order:g}, {row.bands} bands"
+    weight = row.settings.get("beta", row.settings.get("momentum"))
+    return row.method if weight is None else f"{row.method} {weight:g}"
+
+
+def settings(row: Row) -> str:
+    """The row's settings in words."""
+    return ", ".join(f"{name} {value:g}" for name, value in row.settings.items())
+
+
+def words(comparison: Comparison) -> list[str]:
+    """What to use, what it gains and costs, and what the filters do and do not."""
+    lines = [
+        "Prefix error: the accumulated noise, per coordinate of the sum of releases, in clipping "
+        "norms; ratio: to DP-SGD's. Memory: vectors of the model's size.",
+        _advice(comparison),
+    ]
+    chosen = comparison.recommended
+    if chosen.method == FRACTIONAL:
+        louder = chosen.step_noise / comparison.baseline.step_noise
+        lines.append(
+            f"A single step is {louder:.1f} times as noisy as DP-SGD's: the noise of later steps "
+            "takes that of earlier ones back. This suits plain gradient descent, whose weights are "
+            "the sum of the steps; an optimizer that rescales each step, such as Adam, undoes it."
+        )
+    if comparison.fractional and not available(FRACTIONAL):
+        lines.append(
+            "Fractional noise is planned: this version cannot train with it yet. Until it can, "
+            "train with dp-sgd."
+        )
+    lines.append(_on_filters(comparison.filters, comparison.baseline))
+    if comparison.fractional:
+        lines.append(
+            "Fractional noise with b bands: the records are split at random into b groups that "
+            "take turns, so a record can be drawn in every b-th lot only, at b times the rate."
+        )
+    return lines
+
+
+def _advice(comparison: Comparison) -> str:
+    request, best, chosen = comparison.request, comparison.best, comparison.recommended
+    limit = "" if request.max_memory is None else f" within {_vectors(request.max_memory)}"
+    if best is None:
+        why = (
+            "it needs 1 vector of the model's size or more"
+            if comparison.fractional
+            else "it needs lots of at most half the records"
+        )
+        return f"Use DP-SGD: no fractional noise is possible{limit}, since {why}."
+    if chosen.method == FRACTIONAL:
+        return (
+            f"Use fractional noise, {settings(best)}: at the same epsilon its accumulated noise is "
+            f"{best.ratio:.3f} of DP-SGD's ({1 - best.ratio:.1%} less), the least found{limit}. "
+            f"It keeps {_vectors(best.memory)} of the model's size; DP-SGD keeps none."
+        )
+    return (
+        f"Use DP-SGD, the simplest: the best fractional noise{limit} ({settings(best)}) has "
+        f"{best.ratio:.3f} of its accumulated noise at the same epsilon, a gain below the "
+        f"{MIN_GAIN:.0%} that would be worth {_vectors(best.memory)} of the model's size."
+    )
+
+
+def _on_filters(filters: Iterable[Row], baseline: Row) -> str:
+    facts = "; ".join(
+        f"{row.method}: one step {row.step_noise / baseline.step_noise:.3f}, accumulated "
+        f"{row.ratio:.3f} of DP-SGD's, {row.delay:.1f} steps late"
+        for row in filters
+    )
+    return (
+        "Momentum, FO and SMA (gates open) filter signal and noise alike after the release. They "
+        f"smooth single steps, they do not lower accumulated noise ({facts}): what is below 1 is "
+        "the delay, and the signal is as late. They are not candidates here."
+    )
+
+
+def _vectors(count: int) -> str:
+    return f"{count} vector" if count == 1 else f"{count} vectors"
+
+
+def _shown(comparison: Comparison) -> list[Row]:
+    leading: dict[int, Row] = {}
+    for row in comparison.fractional:
+        if row.bands not in leading or row.ratio < leading[row.bands].ratio:
+            leading[row.bands] = row
+    return [comparison.baseline, *comparison.filters, *leading.values()]
+
+
+def draw(comparison: Comparison, path: Path) -> None:
+    """The ratio of the accumulated noise to DP-SGD's against the bands, one line per order."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
+
+    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
+    axes = figure.subplots()
+    axes.set_xscale("log", base=2)
+    bands = [1, *sorted({row.bands for row in comparison.fractional})]
+    for order, color in zip(ORDERS, _COLORS, strict=True):
+        line = [1.0, *(row.ratio for row in comparison.fractional if row.order == order)]
+        if len(line) > 1:
+            axes.plot(bands, line, "o-", ms=4, lw=1.5, color=color, label=f"order {order:g}")
+    axes.axhline(1.0, color=_LINE, lw=1.0, ls="--", label="DP-SGD", zorder=1)
+    chosen, limit = comparison.recommended, comparison.request.max_memory
+    axes.plot(
+        [chosen.bands],
+        [chosen.ratio],
+        "*",
+        ms=17,
+        color=_CHOICE,
+        markeredgecolor="white",
+        ls="none",
+        zorder=4,
+        label=f"recommended ({chosen.ratio:.3f})",
+    )
+    right = bands[-1] * 1.2
+    if limit is not None and limit + 1 < bands[-1]:
+        # Between two counts of the grid: the last one that fits stays outside the shade.
+        axes.axvspan((limit + 1) * 2**0.25, right, color=_OUT, zorder=0, label="too much memory")
+    axes.set_xlim(2**-0.25, right)
+    axes.set_xticks(bands, [str(count) for count in bands])
+    axes.xaxis.set_minor_locator(NullLocator())
+    ratios = [row.ratio for row in comparison.fractional] or [1.0]
+    # Bad choices may be far off: what is near or below DP-SGD gets the room.
+    axes.set_ylim(0.9 * min(*ratios, 1.0), min(1.1 * max(*ratios, 1.0), 2.0))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("bands (memory: bands - 1 vectors of the model's size)")
+    axes.set_ylabel("accumulated noise / DP-SGD's")
+    axes.set_title(title(comparison), fontsize=9, loc="left")
+    axes.legend(frameon=False, fontsize=8, ncols=2)
+    write_plot(figure, path)

@@ -1,0 +1,43 @@
+"""The command about the privacy statement of a run: `vestige statement`. Thin, like cli.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command()(statement)
+
+
+def statement(
+    run: Annotated[Path, typer.Argument(help="A run folder of vestige train.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write to this file instead of the screen.")
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Of an unfinished run: the ledger file that it shares with others."),
+    ] = None,
+) -> None:
+    """What a run promises about privacy, and what it does not: a statement to be signed."""
+    from vestige.statement import check, markdown, read
+
+    if (run / "checkpoint.pt").is_file():
+        # Of a run that was killed or interrupted: the ledger knows of more than an earlier page.
+        from vestige.train.unfinished import of_folder
+
+        found = of_folder(run, ledger)
+        check(found)
+    else:
+        found = read(run)
+    text = f"{json.dumps(found, indent=2, allow_nan=False)}\n" if as_json else markdown(found)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text, encoding="utf-8")

@@ -1,0 +1,75 @@
+"""Where experiments are found: TOML files in a folder called experiments."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import ConfigError
+from vestige.lab.definition import Experiment, read
+from vestige.lab.grid import count_of
+
+VARIABLE = "VESTIGE_EXPERIMENTS"
+
+
+def folder() -> Path:
+    """The folder with the experiments: VESTIGE_EXPERIMENTS, ./experiments, or the repository's."""
+    named = os.environ.get(VARIABLE)
+    # The package's own folder of the same name holds the runner, not the experiments.
+    here = [Path("experiments"), Path(__file__).resolve().parents[3] / "experiments"]
+    for candidate in [Path(named)] if named else here:
+        if candidate.is_dir() and any(candidate.glob("*.toml")):
+            return candidate
+    raise ConfigError(
+        f"no folder with experiments was found ({named or 'experiments/'} has no .toml file): run "
+        f"this in the repository, or name the folder in {VARIABLE}."
+    )
+
+
+def names() -> list[str]:
+    """The names of all experiments, in order."""
+    return sorted(path.stem for path in folder().glob("*.toml"))
+
+
+def find(name: str) -> Experiment:
+    """The experiment of that name, or the one in the file at that path."""
+    if name.endswith(".toml"):
+        return read(Path(name))
+    path = folder() / f"{name}.toml"
+    if not name or "/" in name or not path.is_file():
+        raise ConfigError(
+            f"experiment {name!r} is unknown: choose one of {', '.join(names())}, or give the path "
+            "of a .toml file."
+        )
+    return read(path)
+
+
+def called(experiment: Experiment) -> str:
+    """What `find` finds an experiment by."""
+    own = experiment.path.resolve() == (folder() / f"{experiment.name}.toml").resolve()
+    return experiment.name if own else str(experiment.path)
+
+
+def chosen(wanted: list[str]) -> list[Experiment]:
+    """The experiments of these names, each once; "all" is every one."""
+    if wanted == ["all"]:
+        wanted = names()
+    return [find(name) for name in dict.fromkeys(wanted)]
+
+
+def described() -> list[dict[str, Any]]:
+    """Every experiment in a few words, with the number of its rows."""
+    return [
+        {
+            "name": experiment.name,
+            "title": experiment.title,
+            "paper": experiment.paper,
+            "item": experiment.item,
+            "kind": experiment.kind,
+            "datasets": list(experiment.datasets),
+            "seeds": experiment.seeds,
+            **count_of(experiment),
+        }
+        for experiment in (find(name) for name in names())
+    ]

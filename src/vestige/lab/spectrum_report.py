@@ -1,0 +1,340 @@
+"""What `vestige spectrum` shows: the power-law fit of every layer, as a table and as a plot.
+
+Torch and matplotlib are imported inside the functions, so that a wrong argument is answered at
+once. Guarantee: like the exponents, a function of the weights alone, without privacy cost.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.box import Box
+from rich.markup import escape
+from rich.table import Table
+
+from vestige.audit.plot_files import check_plot, write_plot
+from vestige.errors import ConfigError
+from vestige.memory import spectrum
+from vestige.memory.spectrum import INTERVAL, Fit
+from vestige.train.config import MODELS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from torch import Tensor
+
+DEFAULT_TAIL = 0.5
+IMAGE_SHAPE, CLASSES = (3, 32, 32), 10
+"""A built-in model is made for CIFAR-10."""
+
+# A line below the head and nothing else: nine columns must fit into eighty characters.
+_RULED = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
+_RANGE = f"[{INTERVAL[0]:g}, {INTERVAL[1]:g}]"
+_WEIGHTS = "model.pt"  # in a run folder
+# Where training scripts keep the state_dict in a checkpoint that holds more than that.
+_KEYS = ("model", "model_state_dict", "state_dict", "module", "net", "weights")
+_BULK, _TAIL, _FIT = "#b6bec9", "#1f5fa8", "#d1495b"
+_INSIDE, _OUTSIDE = "#2a7f4f", "#b3541e"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be examined. Raises ConfigError for a bad value, before anything is loaded.
+
+    `target` is the name of a built-in model, a run folder or a checkpoint file.
+    """
+
+    target: str
+    estimator: str = "hill"
+    tail: float | None = None
+    seed: int | None = None
+    plot: Path | None = None
+
+    def __post_init__(self) -> None:
+        spectrum.check(self.estimator, self.chosen_tail)
+        if self.tail is not None and self.estimator != "hill":
+            raise ConfigError(
+                f"tail {self.tail:g} is given for the estimator {self.estimator!r}, which finds "
+                "the tail itself: leave it out, or use hill."
+            )
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed={self.seed} must be a whole number from 0 to 2^63 - 1.")
+        if self.checkpoint is not None:
+            self._check_checkpoint(self.checkpoint)
+        if self.plot is not None:
+            check_plot(self.plot)
+
+    def _check_checkpoint(self, path: Path) -> None:
+        folder = Path(self.target)
+        if folder.is_dir() and not path.is_file():
+            raise ConfigError(
+                f"target {self.target!r} is a folder without {_WEIGHTS}: give a run folder of "
+                "vestige train, or a checkpoint file."
+            )
+        if not (path.is_file() and os.access(path, os.R_OK)):
+            raise ConfigError(
+                f"target {self.target!r} is neither a built-in model ({', '.join(MODELS)}) nor a "
+                "run folder or a checkpoint that can be read: check the name or the path."
+            )
+        if self.seed is not None:
+            raise ConfigError(
+                f"seed {self.seed} is given for the checkpoint {self.target!r}, whose weights are "
+                "not random: leave it out, or give a built-in model."
+            )
+
+    @property
+    def chosen_tail(self) -> float:
+        """The share of the eigenvalues that "hill" takes."""
+        return DEFAULT_TAIL if self.tail is None else self.tail
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The file with the weights; None for a built-in model."""
+        if self.target in MODELS:
+            return None
+        path = Path(self.target)
+        return path / _WEIGHTS if path.is_dir() else path
+
+    @property
+    def chosen_plot(self) -> Path:
+        """The plot's file: by default spectrum.png, in the run folder if the target is one."""
+        if self.plot is not None:
+            return self.plot
+        folder = Path(self.target)
+        here = self.checkpoint is None or not folder.is_dir()
+        return Path("spectrum.png") if here else folder / "spectrum.png"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One weight; `fit` is None where it has no exponent."""
+
+    name: str
+    shape: tuple[int, ...]
+    fit: Fit | None
+
+    @property
+    def exponent(self) -> float | None:
+        """The exponent, if the weight has one."""
+        return None if self.fit is None else self.fit.exponent
+
+    @property
+    def place(self) -> str | None:
+        """Where the exponent lies: inside, below or above the interval."""
+        if self.exponent is None:
+            return None
+        low, high = INTERVAL
+        return "below" if self.exponent < low else "above" if self.exponent > high else "inside"
+
+    @property
+    def tempering(self) -> float:
+        """1 - exp(-d) at the distance d from the interval; 0 without an exponent."""
+        return spectrum.tempering(self.exponent)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The layer as plain JSON types."""
+        fit = self.fit
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "eigenvalues": None if fit is None else len(fit.eigenvalues),
+            "tail_size": None if fit is None else fit.tail_size,
+            "xmin": None if fit is None else fit.xmin,
+            "ks_distance": None if fit is None else fit.ks_distance,
+            "exponent": self.exponent,
+            "place": self.place,
+            "tempering": self.tempering,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """The fits of all layers."""
+
+    request: Request
+    layers: tuple[Layer, ...]
+
+    @property
+    def title(self) -> str:
+        """What was estimated of what."""
+        estimator = self.request.estimator
+        if estimator == "hill":
+            estimator += f", tail {self.request.chosen_tail:g}"
+        return f"{self.request.target}: power-law exponents ({estimator})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain JSON types."""
+        hill = self.request.estimator == "hill"
+        return {
+            "target": self.request.target,
+            "estimator": self.request.estimator,
+            "tail": self.request.chosen_tail if hill else None,
+            "seed": (self.request.seed or 0) if self.request.checkpoint is None else None,
+            "interval": list(INTERVAL),
+            "layers": [layer.as_dict() for layer in self.layers],
+        }
+
+
+def examine(request: Request) -> Report:
+    """Load the weights and fit those of two or more dimensions."""
+    layers = [
+        Layer(name, tuple(w.shape), spectrum.fit(w, request.estimator, request.chosen_tail))
+        for name, w in _weights(request).items()
+    ]
+    return Report(request, tuple(layers))
+
+
+def table(report: Report) -> Table:
+    """The report for a terminal."""
+    shown = Table(box=_RULED, padding=0, show_edge=False, title=report.title, title_justify="left")
+    shown.add_column("layer", overflow="fold", min_width=10)
+    for name in (
+        "shape",
+        "n",
+        "tail",
+        "xmin",
+        "KS",
+        "exponent",
+        _RANGE,
+        "tempering",
+    ):
+        shown.add_column(name.replace("[", r"\["), justify="right", no_wrap=True)
+    for layer in report.layers:
+        fit = layer.fit
+        figures = ["-"] * 5
+        if fit is not None:
+            figures = [
+                str(len(fit.eigenvalues)),
+                str(fit.tail_size),
+                f"{fit.xmin:.3g}",
+                f"{fit.ks_distance:.3f}",
+                f"{fit.exponent:.3f}",
+            ]
+        shape = "x".join(map(str, layer.shape))
+        name = escape(layer.name.removesuffix(".weight"))
+        shown.add_row(name, shape, *figures, layer.place or "-", f"{layer.tempering:.3f}")
+    return shown
+
+
+def draw(report: Report, path: Path) -> None:
+    """One log-log panel for each layer: how many eigenvalues are at least x, and the fit."""
+    from matplotlib.figure import Figure
+
+    count = len(report.layers)
+    columns = _columns(count)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(max(2.5 * columns, 5.0), 2.1 * rows + 1.0), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for layer, axes in zip(report.layers, panels, strict=False):
+        _panel(axes, layer)
+    for axes in panels[count:]:
+        axes.set_axis_off()
+    title = report.title if len(report.title) <= 80 else f"...{report.title[-77:]}"
+    figure.suptitle(f"{title}\ngreen: inside {_RANGE}", fontsize=9, parse_math=False)
+    figure.supxlabel("eigenvalue x", fontsize=8, x=0.02, ha="left")
+    figure.supylabel("share of eigenvalues from x on", fontsize=8)
+    legends = [axes.get_legend_handles_labels() for axes in panels]
+    handles, labels = max(legends, key=lambda legend: len(legend[0]))
+    figure.legend(handles, labels, loc="outside lower right", ncols=3, frameon=False, fontsize=8)
+    write_plot(figure, path)
+
+
+def _columns(count: int) -> int:
+    """A row of up to four panels, or else the grid of 3 to 7 columns with the fewest gaps."""
+    if count <= 4:
+        return count
+    return min(range(3, min(count, 8)), key=lambda columns: (-count % columns, -columns))
+
+
+def _panel(axes: Axes, layer: Layer) -> None:
+    import numpy as np
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    name = layer.name.removesuffix(".weight")
+    axes.set_title(
+        name if len(name) <= 26 else f"...{name[-24:]}", fontsize=8, loc="left", parse_math=False
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    fit = layer.fit
+    if fit is None:
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "no exponent", ha="center", va="center", fontsize=8, color="#666666")
+        return
+    values, n = fit.eigenvalues, len(fit.eigenvalues)
+    share = 1 - np.arange(n) / n
+    start = n - fit.tail_size
+    line = np.geomspace(fit.xmin, values[-1], 50)
+    law = share[start] * (line / fit.xmin) ** (1 - fit.exponent)
+    axes.loglog(values[:start], share[:start], ".", ms=3, color=_BULK, label="eigenvalues")
+    axes.loglog(values[start:], share[start:], ".", ms=3, color=_TAIL, label="tail")
+    axes.loglog(line, law, color=_FIT, lw=1.4, label="fitted power law")
+    # The bulk gets at most as much room as the tail: small eigenvalues can reach very far down.
+    left = max(values[0], fit.xmin * (fit.xmin / values[-1]))
+    margin = (values[-1] / left) ** 0.06
+    axes.set_xlim(left / margin, values[-1] * margin)
+    axes.set_ylim(max(0.2 / n, min(0.6 / n, 0.9 * law[-1])), 1.5)
+    axes.set_xticks([fit.xmin, values[-1]], [f"{x:.2g}" for x in (fit.xmin, values[-1])])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(labelsize=7)
+    color = _INSIDE if layer.place == "inside" else _OUTSIDE
+    axes.set_title(f"{fit.exponent:.2f}", fontsize=9, loc="right", color=color, weight="bold")
+
+
+def _weights(request: Request) -> dict[str, Tensor]:
+    import torch
+
+    state: Any
+    if request.checkpoint is None:
+        from vestige.train import models
+
+        state = models.build(request.target, IMAGE_SHAPE, CLASSES, request.seed or 0).state_dict()
+    else:
+        state = _load(request.checkpoint)
+    found = {
+        str(name): value
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+        and value.ndim >= 2
+        and value.is_floating_point()
+        and value.layout is torch.strided
+    }
+    if not found:
+        raise ConfigError(
+            f"target {request.target!r} holds no weight of two or more dimensions: give the "
+            "checkpoint of a model with linear or convolution layers."
+        )
+    return found
+
+
+def _load(path: Path) -> Mapping[Any, Any]:
+    """The state_dict in a file."""
+    import torch
+
+    try:
+        with path.open("rb") as file:
+            file.read(1)  # what cannot be read is another error than what cannot be understood
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
+        raise
+    except Exception as error:  # whatever the bytes lead the unpickler to
+        raise ConfigError(
+            f"checkpoint {str(path)!r} is not a file of tensors alone ({type(error).__name__}): "
+            "write it with torch.save(model.state_dict(), file)."
+        ) from error
+    inner = loaded
+    if isinstance(loaded, Mapping) and not any(
+        isinstance(v, torch.Tensor) for v in loaded.values()
+    ):
+        inner = next((loaded[key] for key in _KEYS if isinstance(loaded.get(key), Mapping)), loaded)
+    if not isinstance(inner, Mapping):
+        raise ConfigError(
+            f"checkpoint {str(path)!r} holds a {type(inner).__name__}, not a state_dict: write it "
+            "with torch.save(model.state_dict(), file)."
+        )
+    return inner

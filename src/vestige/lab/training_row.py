@@ -1,0 +1,245 @@
+"""One row: train as a task says, on data that is prepared once, and keep the numbers.
+
+Guarantee of tuning: a run that is measured on validation images is given training images only; the
+test split is not even read from the disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vestige.lab.diagnostics import MemoryRecord
+from vestige.lab.grid import Row, Task
+from vestige.lab.setting import RunSetting
+from vestige.lab.spending import epsilon_curve
+from vestige.privacy import accounting
+from vestige.privacy.ledger import Event
+from vestige.train import training
+from vestige.train.run_folder import RunFolder
+from vestige.train.training import Progress
+
+if TYPE_CHECKING:
+    import torch
+
+    from vestige.train.data import Dataset
+
+Watch = Callable[[int, int], None]  # told the epochs that are done, and how many there are
+
+
+def make_row(
+    task: Task, device: str | None = None, watch: Watch | None = None, workers: int = 1
+) -> Row:
+    """Run a task and return its row. `watch` may raise to give the row up.
+
+    `workers` is how many rows are made at the same time: seconds are only comparable between rows
+    where it is the same.
+    """
+    watch = watch or (lambda *_: None)
+    if task.run is None:
+        row, used = _direction_row(task), "cpu"
+    else:
+        row, used = _training_row(task, task.run, device or task.device, watch)
+    return row | {"versions": training.versions(), "hardware": hardware(used, workers)}
+
+
+def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tuple[Row, str]:
+    record = _Record(run, watch)
+    session = training.prepare(
+        run.train_config(device), optimizer=_optimizer(run), dataset=_prepared(run)
+    )
+    record.ledger = session.engine.ledger.merged
+    result = session.run(record, Unwritten())
+    if result["interrupted"]:
+        raise KeyboardInterrupt
+    record.account(result, last_only=task.role == "tuning")
+    row = {
+        "hash": task.hash,
+        "experiment": task.experiment,
+        "column": task.column,
+        "role": task.role,
+        "label": task.label,
+        "config": task.config,
+        "dataset": run.dataset,
+        "model": run.model,
+        "method": run.method,
+        "settings": task.config["settings"],
+        "seed": run.seed,
+        "lr": float(run.lr),
+        "final_accuracy": result["accuracy"],
+        "best_accuracy": record.best,
+        "final_loss": _rounded(result["loss"]),
+        "epsilon": result["epsilon"],
+        "epsilon_marginal": record.marginal,
+        "delta": run.delta,
+        "guarantee": result["guarantee"],
+        "noise_multiplier": result["noise_multiplier"],
+        "optimizer": result["optimizer"],
+        "parameters": result["parameters"],
+        "steps": result["steps"],
+        "epochs": run.epochs,
+        "seconds": round(session.seconds, 3),
+        "curve": record.curve,
+        "diagnostics": record.memory.summary(run.epochs),
+    }
+    return row, result["device"]
+
+
+def papers_event(run: RunSetting, beta: Any) -> Event | None:
+    """One release as the papers account it: at sigma/beta of one group alone.
+
+    That is a guarantee where there is one group and one look at the lot, and a diagnostic
+    otherwise. None for noise that was solved for, and for a beta that varies.
+    """
+    sigma = run.noise_multiplier or run.group_noise_multiplier
+    if not sigma or not isinstance(beta, int | float):
+        return None
+    return Event(run.lot / (run.train_range[1] - run.train_range[0]), sigma / beta)
+
+
+class _Record:
+    """Listens to a run: its curve, what it had spent by each epoch, and its memory."""
+
+    def __init__(self, run: RunSetting, watch: Watch) -> None:
+        self._run, self._watch = run, watch
+        window = run.config()["settings"].get("window", 1)
+        self.memory = MemoryRecord(run.epochs, window if isinstance(window, int) else 1)
+        self.curve: dict[str, list[Any]] = {"epoch": [], "accuracy": [], "loss": []}
+        self.ledger: Callable[[], tuple[Event, ...]] = tuple
+        self.best = 0.0
+        self.marginal: float | None = None
+        self._spent: list[tuple[Event, ...]] = []
+
+    def __call__(self, progress: Progress) -> None:
+        """The callback of the training loop."""
+        line = progress.metrics
+        if line is None:
+            return
+        self.curve["epoch"].append(line["epoch"])
+        self.curve["accuracy"].append(line["test_accuracy"])
+        self.curve["loss"].append(_rounded(line["test_loss"]))
+        self.best = max(self.best, line["test_accuracy"])
+        self._spent.append(self.ledger())
+        if "diagnostics" in line:
+            self.memory.add(line["epoch"], line["diagnostics"])
+        self._watch(line["epoch"], self._run.epochs)
+
+    def account(self, result: Mapping[str, Any], last_only: bool) -> None:
+        """Add the epsilons to the curve; of a tuning run only the last epoch is kept."""
+        run, final, event = self._run, result["epsilon"], papers_event(self._run, result["beta"])
+        papers: list[list[Event]] = []
+        if event is not None and final is not None:
+            per_epoch = result["steps"] // run.epochs
+            papers = [[replace(event, count=per_epoch * e)] for e in self.curve["epoch"]]
+            self.marginal = accounting.epsilon(papers[-1], run.delta, "rdp_classic")
+        if last_only:
+            self.curve = {name: values[-1:] for name, values in self.curve.items()}
+            self.curve["epsilon"] = [final]
+            return
+        self.curve["epsilon"] = epsilon_curve(self._spent, run.delta, final)
+        if papers:
+            self.curve["epsilon_marginal"] = epsilon_curve(
+                papers, run.delta, self.marginal, "rdp_classic"
+            )
+
+
+class Unwritten(RunFolder):
+    """A run folder that keeps nothing: a row is all that stays of a run."""
+
+    durable = False
+
+    def __init__(self) -> None:
+        super().__init__(None, "row")
+        self.path = Path()
+
+    def __enter__(self) -> Unwritten:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def write(self, name: str, content: bytes) -> None:
+        """Nothing."""
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def write_lines(self, name: str, values: list[dict[str, Any]]) -> None:
+        """Nothing."""
+
+
+def _optimizer(run: RunSetting) -> Callable[..., torch.optim.Optimizer] | None:
+    if not run.momentum:
+        return None  # the method's own
+    import torch
+
+    return functools.partial(torch.optim.SGD, momentum=run.momentum)
+
+
+def _prepared(run: RunSetting) -> Dataset:
+    held_out = run.validation_range or run.test_range
+    assert held_out is not None
+    return _load(run.dataset, run.train_range, held_out, run.validation_range is not None)
+
+
+@functools.lru_cache(maxsize=4)
+def _load(
+    name: str, train: tuple[int, int], held_out: tuple[int, int], validation: bool
+) -> Dataset:
+    from vestige.train import data
+
+    return data.load_ranges(name, train, held_out, validation=validation)
+
+
+def _direction_row(task: Task) -> Row:
+    from vestige.lab.directions import measure
+
+    started = time.perf_counter()
+    errors = measure(task.config)
+    return {
+        "hash": task.hash,
+        "experiment": task.experiment,
+        "column": task.column,
+        "role": task.role,
+        "label": task.label,
+        "config": task.config,
+        "errors": errors,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+def hardware(device: str, workers: int) -> dict[str, Any]:
+    """The machine that a row was made on, in words."""
+    import torch
+
+    found: dict[str, Any] = {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "workers": workers,
+        "device": "cpu",
+    }
+    if device.startswith("cuda"):
+        found["device"] = torch.cuda.get_device_name(device)
+    return found
+
+
+@functools.cache
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,188 @@
+"""The ring of past releases, their trend, and the inner products between them.
+
+    trend mu_0 = s~_0,   mu_t = ema * s~_t + (1 - ema) * mu_(t-1)
+
+Every norm, cosine and distance that a memory rule asks for is read off the Gram matrix of the ring,
+which costs one pass over it for each release. The ring is (window - 1) x P numbers; apart from the
+Gram matrix, window^2 numbers in each part, nothing else grows with the window. What nearly cancels
+(a distance or a mixture of norm below about 3e-4 of the releases in float32, 1e-8 in float64) is
+known to that precision only.
+
+Guarantee: only a `Release` is accepted, so all of this is post-processing of what is public.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vestige.errors import ConfigError
+from vestige.memory.base import View
+from vestige.memory.products import Products
+from vestige.release.door import _CERTIFICATE, Branch, Release
+
+# Columns at a time: float32 sums over more of them would lose digits, and a ring of a narrower type
+# is widened that much at a time.
+_COLUMNS = 2**18
+
+
+class History:
+    """The last `window - 1` releases of a run, oldest overwritten first.
+
+    `segments` are the parts of the flat release that inner products are taken over: the groups, or
+    one part that is the whole.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[slice],
+        like: Tensor,
+        window: int,
+        ema: float,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        rows = window - 1
+        self._segments = list(segments)
+        self._wide = dtype in (None, like.dtype)
+        # The trend is the row below the ring, so that one pass meets both; it stays wide.
+        self._rows = like.new_zeros(rows + 1 if self._wide else 1, like.numel())
+        self._trend = self._rows[-1]
+        self._ring = (
+            self._rows[:-1] if self._wide else like.new_zeros(rows, like.numel(), dtype=dtype)
+        )
+        self._mixed = torch.zeros_like(like)
+        self.count = 0  # the step of the release that is expected next
+        self._kept = 0  # releases since the start, or since `restart`
+        # So small that numpy on the CPU is the place for them.
+        self._inner = Products(len(segments), rows, ema)
+
+    @property
+    def depth(self) -> int:
+        """The number of releases that can be recalled: min(window - 1, releases so far)."""
+        return min(self._kept, len(self._ring))
+
+    @torch.no_grad()
+    def append(self, release: Release) -> None:
+        """Keep a copy of a release, and update the trend and the inner products."""
+        if not isinstance(release, Release):
+            raise TypeError(
+                f"a history keeps releases only, not a {type(release).__name__}: what has no noise "
+                "must never be remembered."
+            )
+        if release.step != self.count:
+            raise RuntimeError(f"release {release.step} came where {self.count} was expected")
+        stored = self._ring[self._kept % len(self._ring)].copy_(release.values)
+        new = stored if self._wide else stored.to(self._trend.dtype)
+        products = self._products(new)
+        if not np.isfinite(products).all():
+            self.restart(self.count + 1, "the squares of the releases exceed their precision")
+            return
+        self._trend.lerp_(new, self._inner.ema) if self._kept else self._trend.copy_(new)
+        self._kept += 1
+        self._inner.append(products[:, self._order()], products[:, -1])
+        self.count += 1
+
+    def restart(self, step: int, why: str) -> None:
+        """Forget everything before `step`. Nothing private decides it, so nothing is revealed."""
+        warnings.warn(f"the memory starts afresh at step {step}: {why}.", UserWarning, stacklevel=2)
+        self.count, self._kept = step, 0
+        self._inner.restart()
+
+    def view(self, exponents: Sequence[float | None] = ()) -> View:
+        """What a memory rule sees: inner products by lag, newest release first."""
+        return self._inner.view(self.count, self.depth, exponents)
+
+    def release_norms(self) -> npt.NDArray[np.float64]:
+        """The norm of the newest release in each part."""
+        norms: npt.NDArray[np.float64] = np.sqrt(np.maximum(self._inner.gram[:, 0, 0], 0))
+        return norms
+
+    @torch.no_grad()
+    def mix(self, weights: npt.NDArray[np.float64]) -> Branch:
+        """The weighted sum of the releases, `weights[part, lag - 1]`: the branch of the next step.
+
+        It is valid until the next call.
+        """
+        by_row = np.zeros((len(self._segments), len(self._ring)))
+        by_row[:, self._order()[: weights.shape[1]]] = weights
+        factors = torch.from_numpy(by_row).to(self._mixed)
+        for part, columns in self._blocks():
+            ring = self._ring[:, columns].to(self._mixed.dtype)
+            torch.mv(ring.t(), factors[part], out=self._mixed[columns])
+        return Branch(self._mixed, self.count, _certificate=_CERTIFICATE)
+
+    def _order(self) -> list[int]:
+        """The rows of lags 1, 2, ..., window - 1."""
+        rows = len(self._ring)
+        return [(self._kept - lag) % rows for lag in range(1, rows + 1)]
+
+    def _products(self, new: Tensor) -> npt.NDArray[np.float64]:
+        """Inner products of `new` with each row of the ring and, last, the trend, part by part."""
+        found = [new.new_zeros(len(self._ring) + 1, dtype=torch.float64) for _ in self._segments]
+        for part, columns in self._blocks():
+            found[part] += self._dots(columns, new[columns])
+        products: npt.NDArray[np.float64] = torch.stack(found).cpu().numpy()
+        return products
+
+    def _dots(self, columns: slice, new: Tensor) -> Tensor:
+        if self._wide:
+            return torch.mv(self._rows[:, columns], new)
+        along = torch.mv(self._ring[:, columns].to(new.dtype), new)
+        return torch.cat([along, torch.dot(self._trend[columns], new)[None]])
+
+    def _blocks(self) -> Iterator[tuple[int, slice]]:
+        """Each part's columns, in pieces."""
+        for part, segment in enumerate(self._segments):
+            for start in range(segment.start, segment.stop, _COLUMNS):
+                yield part, slice(start, min(start + _COLUMNS, segment.stop))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors and numbers. All of it is public."""
+        return {
+            "count": self.count,
+            "kept": self._kept,
+            "ring": self._ring.clone(),
+            "trend": self._trend.clone(),
+            "products": self._inner.state_dict(),
+        }
+
+    def check_state(self, state: Any, step: int) -> None:
+        """Refuse a saved history that does not fit this one or does not end before `step`."""
+        if not isinstance(state, Mapping):
+            raise _misfit("history", "is missing")
+        for name, ours in self.state_dict().items():
+            saved = state.get(name)
+            if isinstance(ours, int):
+                if type(saved) is not int or saved < 0:
+                    raise _misfit(name, "is no count")
+            elif name == "products":
+                if not self._inner.fits(saved):
+                    raise _misfit(name, "do not fit")
+            elif (
+                not isinstance(saved, Tensor)
+                or (saved.shape, saved.dtype) != (ours.shape, ours.dtype)
+                or not torch.isfinite(saved).all()
+            ):
+                raise _misfit(name, "does not fit")
+        if state["count"] != step or state["kept"] > step:
+            raise _misfit("count", f"is not that of the {step} releases")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved history that `check_state` has let through."""
+        self.count, self._kept = state["count"], state["kept"]
+        self._ring.copy_(state["ring"])
+        self._trend.copy_(state["trend"])
+        self._inner.load_state_dict(state["products"])
+
+
+def _misfit(name: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"the saved history's {name} {what}: it was written by a run with another model, window "
+        "or clipping, or was damaged."
+    )

@@ -1,0 +1,1 @@
+"""What a run costs: events, ledgers, accountants, factorisations. No torch."""

@@ -1,0 +1,90 @@
+"""The matrices behind correlated noise: their coefficients, inverses, variances, sensitivities.
+
+Noise C^-1 Z, with Z white, hides C G, with G the sums of all lots: C decides what a record costs,
+C^-1 how noisy the releases are. Banded C is Toeplitz with first column c, the fractional power
+`order` of the matrix of prefix sums, cut off after `bands`:
+
+    c_0 = 1,   c_k = c_(k-1) (k - 1 + order) / k   for 0 < k < bands
+
+Its inverse has the response w of 1 / c(z) as first column, and row t of C^-1 Z the variance
+w_0^2 + ... + w_t^2. A column of C has norm |c|, or less where the last row cuts it off, and columns
+`bands` apart do not overlap: k lots of one record, `bands` or more apart, move C G by at most
+sqrt(k) |c| clipping norms. A tree has a row of C for each node, with ones at the node's leaves. One
+record that is in n_i of node i's leaves moves the nodes by at most sqrt(sum_i n_i^2) clipping
+norms, in whatever directions its gradients point.
+
+Papers: BandMF, arXiv 2306.08153; square-root factorisation (order 1/2), arXiv 2202.11205; trees in
+DP-FTRL, arXiv 2103.00039; gradients may follow from earlier releases, arXiv 2202.08312.
+Nothing here sees data or noise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vestige.checks import check_count, is_number
+from vestige.errors import ConfigError
+
+Series = npt.NDArray[np.float64]
+
+
+def coefficients(order: float, bands: int) -> Series:
+    """The first `bands` coefficients of (1 - z)^-order; one band is white noise."""
+    given: Any = order
+    if not is_number(given) or not 0 < given <= 1:
+        raise ConfigError(
+            f"order={order!r} must be in (0, 1]: 0.5 is the square root of the prefix sums, more "
+            "makes neighbouring noise cancel more."
+        )
+    check_count("bands", bands)
+    k = np.arange(1, bands)
+    return np.concatenate([[1.0], np.cumprod((k - 1 + order) / k)])
+
+
+def norm(c: Series) -> float:
+    """|c|_2: what a lot of one record moves C G by, in clipping norms."""
+    return math.sqrt(c @ c)
+
+
+def inverse_response(c: Series, steps: int) -> Series:
+    """The first column of C^-1: the impulse response of 1 / c(z), `steps` of it."""
+    from scipy.signal import lfilter  # here, since it takes long to import
+
+    impulse = np.zeros(steps)
+    impulse[0] = 1.0
+    column: Series = lfilter([1.0], c, impulse)
+    return column
+
+
+def marginal_variances(c: Series, steps: int) -> Series:
+    """The variance of a coordinate of C^-1 Z, row by row, where Z has variance 1."""
+    return np.cumsum(inverse_response(c, steps) ** 2)
+
+
+def tree_sensitivity(steps: int, period: int) -> int:
+    """The squared sensitivity of a tree over `steps` lots, of which a record is in every
+    `period`-th: max over the first of sum over nodes of (the record's leaves in the node)^2.
+
+    The tree is completed to the next power of two by leaves without data. A record that comes once
+    (`period >= steps`) is in one node of every height: ceil(log2 steps) + 1.
+    """
+    check_count("steps", steps)
+    phase = np.arange(min(check_count("period", period), steps))
+
+    def before(ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """How many of a record's lots come before `ends`, for every phase."""
+        return np.maximum(0, -((phase - np.minimum(ends, steps)[:, None]) // period))
+
+    total = np.zeros(len(phase), dtype=np.int64)
+    for height in range((steps - 1).bit_length() + 1):
+        if 2**height <= period:  # a node has each record at most once, and each lot is in one node
+            total += before(np.array([steps]))[0]
+            continue
+        nodes = -(-steps // 2**height)
+        counts = np.diff(before(np.arange(nodes + 1) * 2**height), axis=0)
+        total += (counts**2).sum(axis=0)
+    return int(total.max())

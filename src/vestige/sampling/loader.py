@@ -1,0 +1,340 @@
+"""Poisson lots: every record is in every lot independently with the sampling rate.
+
+A lot is drawn in time proportional to the lot: the gaps between the records of a Poisson sample are
+geometric, so the draw jumps from one record to the next. Lots may be empty. The indices of lot t
+are a function of the secret key and t alone, whatever the number of worker processes.
+
+Guarantee: exact Poisson sampling up to 2^-53 in each gap's probability, which is what the
+accountants assume (Abadi et al. 2016; shuffled or fixed-size batches would need other accounting,
+Chua et al. 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from vestige.errors import ConfigError, PrivacyError, VestigeError
+from vestige.plan import Table, at
+from vestige.sampling.forward_randomness import LotStream, WorkerSeeds, explicit_generators
+from vestige.sampling.streams import LOTS, WORKERS, Randomness
+
+
+@dataclass
+class Batch:
+    """One physical batch handed out by the private loader, and what has become of it."""
+
+    rows: int
+    empty: bool = False  # the lot is empty: the one row is a stand-in and contributes nothing
+    last: bool = True  # the lot's last physical batch
+    lot: int = 0
+    measures: bool = False  # part of a pass over all records that releases one number
+    stream: LotStream | None = None  # what the lot's forward passes draw; None for synthetic rows
+    record: Any = None  # what the capture has noted of its forward pass
+    backward: int | None = None  # the autograd pass that brings its gradients
+    done: bool = False
+
+
+def draw_lot(
+    randomness: Randomness, step: int, size: int, sample_rate: float
+) -> npt.NDArray[np.int64]:
+    """The sorted indices of lot `step`: each of range(size) with probability `sample_rate`."""
+    if sample_rate >= 1:
+        return np.arange(size, dtype=np.int64)
+    expected = size * sample_rate
+    want = int(expected + 6 * math.sqrt(expected) + 16)
+    while True:
+        # A longer draw of the same stream begins with the same numbers.
+        u = randomness.uniforms(LOTS, step, want)
+        gaps = np.minimum(np.floor(np.log(u) / math.log1p(-sample_rate)), 2.0**62 / want)
+        places = np.cumsum(gaps + 1) - 1
+        if places[-1] >= size:
+            return places[places < size].astype(np.int64)
+        want *= 2
+
+
+class Drawing(Protocol):
+    """Decides which records are in which lot, from the secret key and the lot's number alone."""
+
+    def lot(self, number: int) -> npt.NDArray[np.int64]:
+        """The sorted indices of lot `number`."""
+
+
+class Poisson:
+    """Every record is in every lot independently; the rate may follow a table."""
+
+    def __init__(self, randomness: Randomness, size: int, sample_rate: Table) -> None:
+        self._randomness, self._size, self._rate = randomness, size, sample_rate
+
+    def lot(self, number: int) -> npt.NDArray[np.int64]:
+        """The sorted indices of lot `number`."""
+        return draw_lot(self._randomness, number, self._size, at(self._rate, number))
+
+
+class LotSampler(Sampler[list[int]]):
+    """Yields the physical batches of an epoch's lots and remembers, in order, what each one is.
+
+    `drawing` draws the lots: Poisson's by default, those of drawing.py otherwise.
+    """
+
+    def __init__(
+        self,
+        randomness: Randomness,
+        size: int,
+        sample_rate: Table,
+        lots_per_epoch: int,
+        max_physical_batch_size: int | None = None,
+        drawing: Drawing | None = None,
+    ) -> None:
+        self._randomness = randomness
+        self._drawing = Poisson(randomness, size, sample_rate) if drawing is None else drawing
+        self.size, self.sample_rate, self.lots = size, sample_rate, lots_per_epoch
+        # With a number, that many records at a time: before every epoch all of them are handed out.
+        self.measure_by: int | None = None
+        self.physical = max_physical_batch_size
+        self.next_lot = 0  # the first lot that was never handed out
+        self.first_lot = 0  # the first lot of the epoch under way
+        self.given_up = -1  # the last lot that was abandoned
+        self.generators: tuple[Any, ...] = ()  # that the model and the data set hold themselves
+        self.batches: deque[Batch] = deque()  # in the order of the index lists
+
+    def __len__(self) -> int:
+        return self.lots if self.measure_by is None else self.lots + 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # Workers read ahead, so the count of lots handed out is kept by `take`, not here. A loop
+        # that was left goes on with its own queue, which nobody reads any more.
+        batches = self.batches = deque()
+        self.first_lot = self.next_lot
+        for number in range(self.next_lot, self.next_lot + len(self)):
+            measures = self.measures(number)
+            lot = list(range(self.size)) if measures else self._drawing.lot(number).tolist()
+            step = self.physical or (self.measure_by if measures else None) or max(1, len(lot))
+            for first in range(0, max(1, len(lot)), step):
+                rows = lot[first : first + step]
+                last = first + step >= len(lot)
+                batches.append(Batch(max(1, len(rows)), not rows, last, number, measures))
+                yield rows
+
+    def measures(self, number: int) -> bool:
+        """Whether lot `number` is all records, handed out to be measured."""
+        return self.measure_by is not None and number % len(self) == 0
+
+    def seed(self) -> bytes:
+        """A key for the workers of the coming loop, from the secret key and the next lot."""
+        return self._randomness.stream(WORKERS, self.next_lot).update(bytes(32))
+
+    def stream(self, lot: int) -> LotStream:
+        """What is drawn while lot `lot` is read and while the model runs on it."""
+        return LotStream(self._randomness, lot, explicit=self.generators)
+
+    def take(self) -> Batch:
+        """What the next batch in order is; its lot counts as handed out from now on."""
+        batch = self.batches.popleft()
+        self.next_lot = batch.lot + 1
+        return batch
+
+
+_END = object()  # of an epoch
+
+
+class PrivateLoader(DataLoader[Any]):
+    """A `DataLoader` of Poisson lots over the user's dataset.
+
+    Its length is the number of lots in an epoch; with `max_physical_batch_size` a lot may come in
+    several batches. An empty lot is one row of zeros, which the engine leaves out of the sum.
+
+    Guarantee: what the data set and the collate function draw (augmentation) comes from the secret
+    key, in this process and in workers, whatever `generator` and `worker_init_fn` the source has.
+    """
+
+    def __init__(
+        self,
+        source: DataLoader[Any],
+        lots: LotSampler,
+        hand_out: Callable[[Batch], None],
+        model: nn.Module | None = None,
+    ) -> None:
+        self._lots, self._hand_out, self._model = lots, hand_out, model
+        self._iteration = 0
+        self._tensors = _in_memory(source)
+        workers = source.num_workers
+        # Starting a loop draws a seed for the workers. It comes from the secret key: neither from
+        # torch's generator nor from the one that the source was given, whose seed may be known.
+        self._seeds = torch.Generator()
+        collate = _Collate(source.dataset, source.collate_fn)
+        self._worker_seeds = WorkerSeeds(source.worker_init_fn, collate)
+        super().__init__(
+            source.dataset,
+            batch_sampler=lots,
+            num_workers=workers,
+            collate_fn=collate,
+            pin_memory=source.pin_memory,
+            timeout=source.timeout,
+            worker_init_fn=self._worker_seeds if workers else None,
+            multiprocessing_context=source.multiprocessing_context if workers else None,
+            generator=self._seeds,
+            prefetch_factor=source.prefetch_factor if workers else None,
+            persistent_workers=source.persistent_workers,
+        )
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self._iteration += 1
+        mine = self._iteration
+        secret = self._worker_seeds.secret = self._lots.seed()
+        self._seeds.manual_seed(int.from_bytes(secret[:8], "big"))
+        self._lots.generators = explicit_generators(self.dataset, self.collate_fn, self._model)
+        reads_here = self._tensors is None and not self.num_workers
+        stream, lot_ends = self._lots.stream(self._lots.next_lot), False
+        batches = super().__iter__() if self._tensors is None else self._indexed(self._tensors)
+        while True:
+            if lot_ends:
+                stream, lot_ends = self._lots.stream(self._lots.next_lot), False
+            try:
+                with stream.installed() if reads_here else nullcontext():
+                    batch = next(batches, _END)
+            except VestigeError:
+                raise
+            except Exception as error:  # whatever a dataset, a collate function or a worker raises
+                raise self._unread(error, stream) from error
+            if mine != self._iteration:
+                raise PrivacyError(
+                    "the private loader was iterated again while an earlier loop over it goes on: "
+                    "lots would be drawn twice. Finish or leave one loop before the next."
+                )
+            if batch is _END:
+                if self._lots.batches:  # a dataset said StopIteration, which would end the epoch
+                    raise self._unread(StopIteration(), stream)
+                return
+            taken = self._lots.take()
+            taken.stream, lot_ends = stream, taken.last
+            if taken.lot == self._lots.given_up:
+                continue  # the rest of a lot that was abandoned
+            self._hand_out(taken)
+            yield batch
+
+    def _unread(self, error: Exception, stream: LotStream) -> ConfigError:
+        """The error for a batch that could not be read. Its lot was drawn, so it is handed out all
+        the same: it has to be abandoned, which charges it, before the next one is drawn."""
+        self._iterator = None  # workers that died are started again
+        if self._lots.batches:
+            taken = self._lots.take()
+            taken.stream = stream
+            if taken.lot != self._lots.given_up:
+                self._hand_out(taken)
+        lines = str(error).strip().splitlines() or ["(no message)"]
+        # A worker sends its whole traceback, which ends with what it raised.
+        said = lines[-1] if lines[0].startswith("Caught") else lines[0]
+        return ConfigError(
+            f"a batch could not be read: {type(error).__name__}: {said[:200]} (raised by the "
+            "dataset, its collate function or a worker). Its lot counts as drawn: mend the data, "
+            "call engine.abandon_lot(), and go on with a new loop over the loader."
+        )
+
+    def _indexed(self, tensors: tuple[Tensor, ...]) -> Iterator[list[Tensor]]:
+        """Tensors in memory are indexed at once: collating row by row costs more than a step."""
+        for rows in self._lots:
+            if rows:
+                index = torch.tensor(rows, device=tensors[0].device)
+                yield [t.index_select(0, index) for t in tensors]
+            else:
+                yield [t.new_zeros(1, *t.shape[1:]) for t in tensors]
+
+
+def _in_memory(source: DataLoader[Any]) -> tuple[Tensor, ...] | None:
+    plain = source.num_workers == 0 and not source.pin_memory
+    if plain and type(source.dataset) is TensorDataset and source.collate_fn is default_collate:
+        return source.dataset.tensors
+    return None
+
+
+class _Collate:
+    """The user's collate function, and a blank row where a lot is empty."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __call__(self, examples: list[Any]) -> Any:
+        if examples:
+            return self._collate(examples)
+        # The shape of an example is public; its content is replaced and nothing of it is kept.
+        return blank(self._collate([self._dataset[0]]))
+
+
+def blank(batch: Any) -> Any:
+    """A batch of the same structure that holds zeros and shares no memory with the original."""
+    if isinstance(batch, Tensor):
+        return batch.new_zeros(batch.shape)
+    if isinstance(batch, np.ndarray):
+        return np.zeros_like(batch)
+    if isinstance(batch, Mapping):
+        return type(batch)({key: blank(value) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(blank(value) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(blank(value) for value in batch)
+    if isinstance(batch, str | bytes | int | float):
+        return type(batch)()
+    return batch
+
+
+def check_loader(loader: Any) -> int:
+    """The batch size of a loader that Poisson lots can stand in for; ConfigError for any other."""
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            f"data_loader is a {type(loader).__name__}: pass a torch.utils.data.DataLoader."
+        )
+    if isinstance(loader, PrivateLoader):
+        raise ConfigError("data_loader is already private: pass the original DataLoader.")
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(
+            "data_loader reads an IterableDataset, from which no Poisson lot can be drawn: give a "
+            "dataset with __len__ and __getitem__."
+        )
+    try:
+        records = len(loader.dataset)  # type: ignore[arg-type]
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"data_loader's dataset has no length ({error}): Poisson lots need a dataset with "
+            "__len__ and __getitem__."
+        ) from error
+    sampler = loader.sampler
+    plain_random = (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == records
+    )
+    if loader.batch_size is None:
+        raise ConfigError(
+            "data_loader has a batch_sampler of its own or no batch_size: Poisson lots would "
+            "silently replace it. Give batch_size=... instead; it becomes the expected lot size."
+        )
+    whole = getattr(sampler, "data_source", None) is loader.dataset
+    if not whole or not (type(sampler) is SequentialSampler or plain_random):
+        raise ConfigError(
+            f"data_loader has a {type(sampler).__name__}: the privacy analysis holds for Poisson "
+            "lots only, which would silently replace it. Use shuffle=True or no sampler, and put "
+            "subsets into the dataset (torch.utils.data.Subset)."
+        )
+    if records == 0:
+        raise ConfigError("data_loader has an empty dataset: there is nothing to train on.")
+    return loader.batch_size

@@ -1,0 +1,1 @@
+"""Runs of `vestige train`: configuration, data, models, the loop, the run folder."""

@@ -1,0 +1,229 @@
+"""The training behind the command line, usable as functions: `train` and `resume`.
+
+`train` runs a `TrainConfig` and leaves a folder with the weights, the result and the statement (see
+session.py); `resume` continues a run that was killed or interrupted. Torch is imported inside the
+functions, so that `vestige budget` and `--help` are answered at once.
+
+Guarantee: that of session.py; and what a resumed run had spent before stays charged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vestige.errors import ConfigError
+from vestige.methods import planned_charges, resolve
+from vestige.privacy import accounting, ledger_file
+from vestige.privacy.ledger import Event
+from vestige.train.config import TrainConfig, check_lot
+from vestige.train.loop import CHECKPOINT, HELD_OUT, Prepared, Progress, Session, versions
+from vestige.train.run_folder import ExistingFolder, run_ledger
+
+if TYPE_CHECKING:
+    import torch
+
+    from vestige.train.data import Dataset
+
+__all__ = ["HELD_OUT", "Progress", "Session", "prepare", "resume", "train", "versions"]
+
+DEFAULT_NOISE = 1.0
+Optimizers = Callable[..., "torch.optim.Optimizer"]
+Tell = Callable[[Progress], None]
+
+
+def train(
+    config: TrainConfig, *, optimizer: Optimizers | None = None, progress: Tell | None = None
+) -> dict[str, Any]:
+    """Train as `config` says, write the run folder, and return what result.json holds.
+
+    `optimizer` is called with the parameters and lr=...: any class of torch.optim, SGD by default.
+    On the main thread the first Ctrl-C ends the run after the lot at hand, with everything written
+    and "interrupted": true; a second one is a KeyboardInterrupt. Either can be resumed.
+
+    Guarantee: the result's epsilon is the engine's, for the releases that were really made; with a
+    target `epsilon` it never exceeds the target, with a `max_epsilon` never that.
+    """
+    tell = progress or (lambda _: None)
+    return prepare(config, optimizer=optimizer, progress=progress).run(tell)
+
+
+def resume(
+    folder: Path | str,
+    *,
+    optimizer: Optimizers | None = None,
+    progress: Tell | None = None,
+    noise_seed: int | None = None,
+    ledger: Path | str | None = None,
+) -> dict[str, Any]:
+    """Continue the run in `folder` from its last checkpoint; a finished run's result is returned.
+
+    In test mode the steps after the checkpoint are made again, with the same lots and noise, and
+    compared with what was released; `noise_seed` is needed only where the secrets beside the
+    checkpoint are gone. Otherwise lots and noise have a new key, and lost steps stay charged.
+    `ledger` is the file that the run shares with others: a run folder is not believed when it names
+    files outside of itself.
+
+    Guarantee: everything that was released before and is released now is in the ledger.
+    """
+    folder = Path(folder)
+    finished = _finished(folder)
+    from vestige.engine import checkpoint
+
+    if finished is not None:
+        checkpoint.remove(folder / CHECKPOINT)  # a crash may have left it
+        return finished
+    state, secret = checkpoint.read(folder / CHECKPOINT)
+    saved = state["others"]
+    if not isinstance(saved.get("config"), dict) or not isinstance(saved.get("prepared"), dict):
+        raise ConfigError(
+            f"{str(folder / CHECKPOINT)!r} was saved by a loop of its own and not by vestige "
+            "train: go on there, with engine.load_checkpoint."
+        )
+    repeatable = bool(state["engine"].get("repeatable_noise"))
+    if noise_seed is not None and not repeatable:
+        raise ConfigError(
+            f"noise_seed={noise_seed} for a run that is not in test mode: leave it out."
+        )
+    if secret and secret["noise_seed"] is not None:
+        noise_seed = secret["noise_seed"]
+    if repeatable and noise_seed is None:
+        raise ConfigError(
+            f"the run in {str(folder)!r} is in test mode, and {CHECKPOINT}.*.secret with its noise "
+            "seed is gone: give the noise_seed that it was started with."
+        )
+    config, known = _restored(saved, noise_seed)
+    path = run_ledger(folder, config.ledger, ledger)
+    if ledger is not None:
+        config = replace(config, ledger=path)
+    session = prepare(config, optimizer=optimizer, progress=progress, known=known)
+    session.restore(folder, path)
+    return session.run(progress or (lambda _: None), ExistingFolder(folder))
+
+
+def prepare(
+    config: TrainConfig,
+    *,
+    optimizer: Optimizers | None = None,
+    progress: Tell | None = None,
+    dataset: Dataset | None = None,
+    known: Prepared | None = None,
+) -> Session:
+    """`train` up to its first lot: `Session.run` does the rest.
+
+    `dataset` takes the place of the one that `config` names, for callers that have it at hand;
+    `known` is what an earlier call has solved for.
+    """
+    tell = progress or (lambda _: None)
+    tell(Progress(f"loading {Path(config.dataset).name}"))
+
+    from vestige.gradients.clipping import taken_apart
+    from vestige.gradients.groups import partition
+    from vestige.train import data, models
+
+    device = _device(config.device)
+    if dataset is None:
+        dataset = data.load(
+            config.dataset, config.data_dir, config.train_size, config.test_size, config.seed
+        )
+    records = len(dataset.x_train)
+    check_lot(config.chosen_lot, records)
+    model = models.build(config.chosen_model, dataset.input_shape, dataset.classes, config.seed).to(
+        device
+    )
+    method = resolve(config.method, config.settings)
+    if known is None:
+        # Found here rather than in the engine, before seconds go into the calibration.
+        parts, _ = taken_apart(config.chosen_clipping)
+        groups = partition(model, parts).names
+        _check_bounds(config.clip, groups)
+        tell(Progress("accounting"))
+        known = _accounted(config, records, groups)
+    return Session(config, dataset, model, optimizer or method.make_optimizer, device, known)
+
+
+def _accounted(config: TrainConfig, records: int, groups: tuple[str, ...]) -> Prepared:
+    """The noise of a run and the epsilon at its end, with what else is on its ledger."""
+    method, steps = resolve(config.method, config.settings), config.planned_steps(records)
+    noise = DEFAULT_NOISE if config.noise_multiplier is None else config.noise_multiplier
+    if config.group_noise_multiplier is not None:
+        noise = config.group_noise_multiplier / math.sqrt(len(groups))
+    planned, earlier = math.inf, _earlier(config)
+    if method.private or config.epsilon is not None:
+        lot, rate = config.chosen_lot, config.chosen_lot / records
+        charges = planned_charges(
+            method, config.chosen_clipping, len(groups), records, lot, rate, steps
+        )
+        if config.epsilon is not None:
+            noise, _ = accounting.noise_for(
+                config.epsilon, config.delta, charges, config.accountant, earlier
+            )
+        events = [*earlier, *accounting.events_of(charges, noise)]
+        planned = accounting.epsilon(events, config.delta, config.accountant)
+    return Prepared(steps, noise, planned, groups, sum(event.count for event in earlier))
+
+
+def _earlier(config: TrainConfig) -> Sequence[Event]:
+    """What other runs have spent on the ledger that the run shares with them."""
+    if config.ledger is None or not config.ledger.exists():
+        return ()
+    return ledger_file.read(config.ledger).events
+
+
+def _restored(saved: dict[str, Any], noise_seed: int | None) -> tuple[TrainConfig, Prepared]:
+    """The settings of a saved run and what was solved for."""
+    try:
+        prepared = Prepared(**saved["prepared"] | {"groups": tuple(saved["prepared"]["groups"])})
+        return TrainConfig.restored(saved["config"], noise_seed), prepared
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the checkpoint's settings cannot be read ({error}): it was made by another version."
+        ) from error
+
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    """The result of a run that is over; None where there is something to continue."""
+    if not folder.is_dir():
+        raise ConfigError(f"{str(folder)!r} is no folder: give the folder of a run.")
+    if not (folder / "result.json").exists():
+        if not (folder / CHECKPOINT).exists():
+            raise ConfigError(
+                f"{str(folder)!r} has neither {CHECKPOINT} nor result.json: it is not the folder "
+                "of a run."
+            )
+        return None
+    try:
+        result = json.loads((folder / "result.json").read_bytes())
+        assert isinstance(result, dict)
+        return None if result["interrupted"] else result
+    except (OSError, ValueError, KeyError, AssertionError, RecursionError) as error:
+        raise ConfigError(
+            f"{str(folder / 'result.json')!r} is damaged ({type(error).__name__}): remove it to "
+            "resume from the checkpoint."
+        ) from error
+
+
+def _check_bounds(clip: float | tuple[float, ...], groups: tuple[str, ...]) -> None:
+    if isinstance(clip, tuple) and len(clip) != len(groups):
+        raise ConfigError(
+            f"clip has {len(clip)} numbers for {len(groups)} clipping groups: give one number, or "
+            f"one for each of {', '.join(groups)}."
+        )
+
+
+def _device(name: str) -> str:
+    """The torch device for a name that `TrainConfig` has accepted."""
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return "cuda" if found else "cpu"
+    if name.startswith("cuda") and int(name.partition(":")[2] or 0) >= found:
+        raise ConfigError(
+            f"device {name!r} is not there: torch finds {found} CUDA devices; use auto or cpu."
+        )
+    return name

@@ -1,0 +1,245 @@
+"""Record and replay: a run on D, then one on a neighbour of D with everything released frozen.
+
+Whatever is computed outside the clipped sum (branches, gates, exponents, clip bounds, noise scales,
+diagnostics, weights) must come out identical, bit for bit, since it may depend on the releases
+alone; and every query may move by its gain times its bound, no further. The methods that were
+published as private and are not must fail this, and do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from tests.support.mutants import history_of_raw_sums
+from vestige import ConfigError
+from vestige.audit.recording import LOUD, Setting, Tape, neighbour, records, small_run
+from vestige.audit.replay import SPARSE, Pair, compare, examine, record, replay, same
+from vestige.geometry import to_hyperspherical
+from vestige.geometry.published import angle_scale
+from vestige.gradients.clipping import Quantile
+from vestige.methods import (
+    DPFTRL,
+    DPSAM,
+    DPSGD,
+    METHODS,
+    Disk,
+    Doppler,
+    DPAdamAC,
+    GeoDP,
+    Kalman,
+    resolve,
+)
+from vestige.plan import ADJACENCY
+
+SIZE, STEPS, LOT = 30, 24, 6
+BETA, CLIP = 0.7, 0.5
+SMALL = Setting(size=SIZE, lot=LOT, steps=STEPS, noise_multiplier=0.8, clip=CLIP)
+
+
+def small_settings(name):
+    known = METHODS[name].__dataclass_fields__
+    wanted = {
+        "beta": BETA,
+        "window": 5,
+        "interval": (3.0, 3.1),
+        "tempering": 0.7,
+        "fixed": 0.3,
+        "bands": 4,
+    }
+    return resolve(name, {key: value for key, value in wanted.items() if key in known})
+
+
+def both(method, data=None, **options):
+    """The recordings of a run and of its replay."""
+    chosen = small_settings(method) if isinstance(method, str) else method
+    setting = replace(SMALL, **options)
+    first = record(chosen, setting, data=data)
+    return Pair(first, record(chosen, setting, frozen=first.looks, data=data))
+
+
+PRIVATE = [name for name, method in METHODS.items() if method.private]
+VARIANTS = [
+    DPSAM(sample="fresh"),
+    Disk(ahead=0.5),
+    Kalman(beta=BETA),
+    Doppler(beta=BETA),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((name, {}) for name in PRIVATE),
+        *((method, {}) for method in VARIANTS),
+        ("fo", {"workers": 1}),
+        ("sma", {"workers": 1}),
+        ("dp-sgd", {"clipping": "quantile"}),
+        ("fo", {"clipping": "quantile_per_layer"}),
+        ("dp-sam", {"clipping": Quantile("per_layer", count_noise=2.0)}),
+        ("geodp-tangent", {"clipping": "quantile"}),
+    ],
+    ids=str,
+)
+def test_everything_but_the_sum_depends_on_the_releases_alone(method, options):
+    pair = both(method, **options)
+    first, second = pair.first, pair.second
+    assert len(first.looks) == len(second.looks)
+    for a, b in zip(first.looks, second.looks, strict=True):
+        assert (a.kind, a.lot, a.step, a.charges) == (b.kind, b.lot, b.step, b.charges)
+        assert same(a.branch, b.branch)
+        assert (a.bounds, a.stds) == (b.bounds, b.stds)
+    assert first.told == second.told
+    assert same(first.weights, second.weights)
+    assert same(first.gradients, second.gradients)
+    for a, b in pair.sums:
+        move, joint = a.query - b.query, math.sqrt(sum(c * c for c in a.bounds))
+        assert float(move.norm()) <= a.gain * joint * (1 + 1e-6)
+        for segment, bound in zip(first.segments, a.bounds, strict=True):
+            assert float(move[segment].norm()) <= a.gain * bound * (1 + 1e-6)
+        if a.counts is not None:
+            assert float((a.counts - b.counts).abs().max()) <= 0.5
+    present = [share for share in pair.used if share > 0]
+    assert 0 < len(present) < len(pair.used)  # the record was in some lots and not in others
+    assert max(present) > 0.7  # and it nearly used its bound up
+    for a, b in zip(first.measurements, second.measurements, strict=True):
+        assert 0 < float(a.total - b.total) <= 1 + 1e-9
+    counted = {look.counts is not None for look in first.sums if look.kind == "release"}
+    assert counted == {"clipping" in options or method == "dp-adam-ac-private"}
+    assert bool(first.measurements) == (method == "dp-is")
+    if any(look.gain < 1 for look in first.looks):
+        mixed = [look.branch is not None and bool(look.branch.any()) for look in first.looks]
+        assert sum(mixed) == STEPS - 1
+    assert compare(pair) == []  # the library says the same
+
+
+@pytest.mark.parametrize("method", [*PRIVATE, *VARIANTS], ids=str)
+def test_every_private_method_passes_the_replay_of_the_library(method):
+    assert [str(finding) for finding in replay(method)] == []
+
+
+def test_sparse_lots_are_empty_on_one_side_and_on_both():
+    report = examine("dp-sgd")
+    assert report.passed and report.check == "replay"
+    assert report.figures["sparse_lots"]["empty_on_one_side"] > 0
+    lots = record(DPSGD(), SPARSE).lots
+    assert any(not lot.records for lot in lots)
+    assert {lot.number for lot in lots} == set(range(SPARSE.steps))
+
+
+@pytest.mark.parametrize("name", ["fo", "sma", "uniform"])
+def test_a_memory_of_sums_without_noise_would_be_caught(name, monkeypatch):
+    """The yardstick itself: a history that remembers the query instead of the release."""
+    history_of_raw_sums(monkeypatch)
+    pair = both(name)
+    branches = [(a.branch, b.branch) for a, b in pair.sums]
+    assert not all(same(a, b) for a, b in branches)
+    assert pair.first.told != pair.second.told
+    found = {finding.what: finding for finding in compare(pair)}
+    assert {"branch", "diagnostics", "saved state"} <= set(found)
+    assert found["branch"].figure > 0 == found["branch"].bound
+    assert "allowed is 0" in str(found["branch"])
+
+
+def test_adaptive_clipping_as_published_fails():
+    """One record flips the percentile of the raw norms: noise scale and step size follow it."""
+    method = DPAdamAC(clipped=0.2, window=8, lowest=1e-3, highest=1e3)
+    pair = both(method)
+    ratios = [a.bounds[0] / b.bounds[0] for a, b in pair.sums]
+    assert [look.stds for look in pair.first.looks] != [look.stds for look in pair.second.looks]
+    assert max(ratios) > 1.05  # the noise of a step says whether the record is there
+    assert {"clip bounds", "noise scales", "weights"} <= {f.what for f in replay(method)}
+    assert epsilon_of(method) == math.inf
+
+
+def test_geodp_as_published_fails():
+    """15.3 of the literature's mechanism: one record turns the last angle by pi, or nearly so,
+    where its noise is made for 2 pi * bounding / lot."""
+    pair = both(GeoDP(), data=adversarial())
+    claimed = angle_scale(pair.first.looks[0].query.numel(), LOT, GeoDP().bounding)
+    turned = 0.0
+    for a, b in pair.sums:
+        angles = [to_hyperspherical(look.query[None].double())[1][0] for look in (a, b)]
+        apart = (angles[0] - angles[1]).abs()
+        apart[-1] = min(float(apart[-1]), 2 * math.pi - float(apart[-1]))
+        turned = max(turned, float(apart.norm()))
+    assert turned > 2 * claimed
+    assert epsilon_of(GeoDP()) == math.inf
+
+
+def epsilon_of(method):
+    run = small_run(method, records(SMALL), SMALL, noise_seed=1)
+    with Tape(run.engine) as tape:
+        run.go(tape, 1)
+    return run.engine.get_epsilon(1e-5)
+
+
+def adversarial():
+    """Records whose gradients nearly cancel, and one that decides the sign of the sum."""
+    x = torch.zeros(SIZE, 6, dtype=torch.float64)
+    x[:, 0] = torch.where(torch.arange(SIZE) % 2 == 0, 1.0, -1.0)
+    y = torch.zeros(SIZE, dtype=torch.int64)
+    x[-1, 0] = 5.0
+    y[-1] = 1
+    silent = torch.zeros(SIZE, dtype=torch.float64)
+    whole = TensorDataset(x, y, silent, torch.arange(SIZE))
+    return whole, neighbour(whole, GeoDP())
+
+
+def test_the_neighbour_is_the_one_that_the_adjacency_says():
+    data = records(SMALL)
+    x, y, silent, _ = data.tensors
+    assert len(data) == SIZE and float(x[-1].norm()) > LOUD  # about sqrt(6) times as much
+    fewer = neighbour(data, DPSGD())
+    assert len(fewer) == SIZE - 1 and torch.equal(fewer.tensors[0], x[:-1])
+    zeroed = neighbour(data, DPFTRL())
+    assert torch.equal(zeroed.tensors[0], x) and torch.equal(zeroed.tensors[1], y)
+    assert zeroed.tensors[2].nonzero().tolist() == [[SIZE - 1]] and not silent.any()
+
+    class Strange(DPSGD):
+        adjacency = "swap two records"
+
+    assert DPSGD.adjacency == ADJACENCY
+    with pytest.raises(ConfigError, match="swap two records"):
+        replay(Strange())
+
+
+def test_the_tape_leaves_nothing_behind():
+    run = small_run(DPSGD(), records(SMALL), SMALL, noise_seed=1)
+    door = run.engine._run.door
+    before = dict(door.__dict__), dict(door._randomness.__dict__)
+    with Tape(run.engine) as tape:
+        assert "release" in door.__dict__
+        run.go(tape, 2)
+    assert door.__dict__.keys() - before[0].keys() == set()
+    assert door._randomness.__dict__.keys() == before[1].keys()
+    assert len(tape.seen.looks) == 2
+    run.go(tape, 1)
+    assert len(tape.seen.looks) == 2  # not recorded any more
+
+
+def test_a_run_that_stops_on_the_neighbour_alone_is_a_finding(monkeypatch):
+    from vestige.engine.run import Run
+
+    original = Run._apply
+
+    def short(self, release):
+        if self.lots.size < self.plan.dataset_size:
+            raise RuntimeError("there is a record less")
+        original(self, release)
+
+    monkeypatch.setattr(Run, "_apply", short)
+    (finding,) = replay("dp-sgd")
+    assert finding.what == "error on one side" and "there is a record less" in str(finding)
+
+
+def test_same_is_bit_for_bit():
+    one = torch.tensor([1.0, math.nan])
+    assert same(one, one.clone()) and not same(one, torch.tensor([1.0, 2.0]))
+    assert not same(torch.zeros(2), torch.zeros(3)) and not same(None, torch.zeros(1))
+    assert same({"a": [1, math.nan, None]}, {"a": [1, math.nan, None]})
+    assert not same({"a": 1}, {"b": 1}) and not same([1.0], [1.0, 2.0]) and not same(1, 1.0)

@@ -1,0 +1,450 @@
+"""`vestige plan`: its matrices against dense ones, its epsilons, its choice, its three outputs."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.linalg import toeplitz
+
+from tests.support.program import run, run_json
+from vestige import methods
+from vestige.cli import planning_report
+from vestige.errors import ConfigError
+from vestige.methods import planning
+from vestige.methods.planning import Comparison, Form, Request, Row
+from vestige.privacy import accounting
+from vestige.privacy.ledger import Event
+
+STEPS = 40
+ORDERS_AND_BANDS = [(0.3, 2), (0.5, 8), (0.65, 3), (0.8, 16), (0.9, 40), (0.5, 40)]
+SMALL = "plan --dataset-size 1000 --lot 50 --epochs 3 --epsilon 4 --accountant rdp"
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+@cache
+def small(**changes: Any) -> Comparison:
+    given: dict[str, Any] = {"dataset_size": 1000, "lot": 50, "epochs": 3, "epsilon": 4.0}
+    return planning.compare(Request(**given | {"accountant": "rdp"} | changes))
+
+
+def dense(column: Any, steps: int = STEPS) -> Any:
+    """The lower-triangular Toeplitz matrix with that first column, padded with zeros."""
+    padded = np.zeros(steps)
+    padded[: len(column)] = column[:steps]
+    return toeplitz(padded, np.zeros(steps))
+
+
+def check_noise(form: Form, matrix: Any) -> None:
+    """`matrix` makes the noise of all steps out of white noise."""
+    prefix = np.tril(np.ones((STEPS, STEPS))) @ matrix
+    expected = [np.linalg.norm(m) / math.sqrt(STEPS) for m in (prefix, matrix)]
+    assert form.noise(STEPS) == pytest.approx(expected, rel=1e-10)
+
+
+# -- closed forms ---------------------------------------------------------------------------
+
+
+def fractional_coefficients(order: float, bands: int) -> list[float]:
+    """Gamma(k + order) / (Gamma(order) k!), the binomial series, not the recursion."""
+    return [math.gamma(k + order) / (math.gamma(order) * math.factorial(k)) for k in range(bands)]
+
+
+@pytest.mark.parametrize(("order", "bands"), ORDERS_AND_BANDS)
+def test_fractional_noise_is_that_of_the_dense_matrices(order: float, bands: int) -> None:
+    c = np.array(fractional_coefficients(order, bands))
+    check_noise(planning.fractional(order, bands), np.linalg.norm(c) * np.linalg.inv(dense(c)))
+
+
+@pytest.mark.parametrize(("order", "bands"), ORDERS_AND_BANDS)
+def test_lots_of_one_record_do_not_overlap_and_none_exceeds_the_scale(
+    order: float, bands: int
+) -> None:
+    """Why ceil(T / bands) events at the multiplier of the row are the whole cost."""
+    form = planning.fractional(order, bands)
+    scaled = dense(form.denominator) / form.gain
+    gram = scaled.T @ scaled
+    assert np.diag(gram).max() <= 1 + 1e-12
+    for group in range(bands):
+        block = gram[group::bands, group::bands]
+        assert np.abs(block - np.diag(np.diag(block))).max() == 0
+
+
+def test_order_one_half_is_the_square_root_of_the_prefix_sums() -> None:
+    c = dense(planning.fractional(0.5, STEPS).denominator)
+    np.testing.assert_allclose(c @ c, np.tril(np.ones((STEPS, STEPS))), atol=1e-12)
+
+
+@pytest.mark.parametrize("order", [0.3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("steps", [1, 2, 2500])
+def test_one_band_is_dp_sgd_exactly(order: float, steps: int) -> None:
+    noise = planning.fractional(order, 1).noise(steps)
+    assert noise == planning.dp_sgd().noise(steps)
+    assert noise == pytest.approx((math.sqrt((steps + 1) / 2), 1.0), rel=1e-13)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
+def test_momentum_is_that_of_the_dense_matrices(decay: float) -> None:
+    form = planning.momentum(decay)
+    check_noise(form, dense([(1 - decay) * decay**k for k in range(STEPS)]))
+    assert form.delay == pytest.approx(decay / (1 - decay))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [methods.FO(), methods.SMA(), methods.FO(beta=0.5, window=32), methods.FO(window=2)],
+    ids=str,
+)
+def test_memory_is_that_of_the_dense_recursion(method: Any) -> None:
+    lags = range(1, method.window)
+    weights = np.array([0.0, *((j + 1) ** (method.alpha - 1) for j in lags)])
+    past = dense(weights / weights.sum())
+    matrix = method.beta * np.linalg.inv(np.eye(STEPS) - (1 - method.beta) * past)
+    form = planning.memory(method)
+    check_noise(form, matrix)
+    response = form.response(5000)
+    assert response.sum() == pytest.approx(1)
+    assert form.delay == pytest.approx(response @ np.arange(5000))
+
+
+@pytest.mark.parametrize(
+    ("beta", "power", "delay", "accumulated"),
+    [(0.9, 0.811, 0.42, 15.80), (0.5, 0.267, 3.82, 15.62)],
+)
+def test_the_published_figures_of_fo(
+    beta: float, power: float, delay: float, accumulated: float
+) -> None:
+    form = planning.memory(methods.FO(beta=beta, alpha=0.8, window=8))
+    assert float((form.response(5000) ** 2).sum()) == pytest.approx(power, abs=5e-4)
+    assert form.delay == pytest.approx(delay, abs=5e-3)
+    assert form.noise(500)[0] == pytest.approx(accumulated, abs=5e-3)
+
+
+def test_a_hundred_thousand_steps_do_not_blow_up() -> None:
+    """The response of 1 / c(z) settles at 1 / c(1), so the accumulated noise grows as sqrt(T)."""
+    form = planning.fractional(0.5, 64)
+    far, near = form.noise(100_000)[0], form.noise(25_000)[0]
+    assert far / near == pytest.approx(2, rel=0.02)
+    settled = form.gain / form.denominator.sum()
+    assert far == pytest.approx(settled * math.sqrt(100_001 / 2), rel=0.02)
+
+
+# -- the comparison -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "published", "measured"), [(13.0, 0.85, 0.8366), (5.0, 0.97, 0.9693)]
+)
+def test_the_reference_training_with_pld(
+    epsilon: float, published: float, measured: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "ORDERS", (0.8,))
+    monkeypatch.setattr(planning, "BANDS", (8,))
+    comparison = planning.compare(Request(5000, 200, 100, epsilon))
+    (row,) = comparison.fractional
+    assert comparison.request.steps == 2500
+    assert (row.sample_rate, row.events, row.memory) == (0.32, 313, 7)
+    assert row.ratio == pytest.approx(published, abs=0.02)
+    assert row.ratio == pytest.approx(measured, abs=5e-4)
+    assert all(0.99 < each.ratio < 1 for each in comparison.filters)
+
+
+def test_few_epochs_gain_far_more() -> None:
+    few = planning.compare(Request(5000, 200, 1, 5.0, accountant="rdp")).best
+    many = planning.compare(Request(5000, 200, 100, 5.0, accountant="rdp")).best
+    assert few is not None and many is not None
+    assert 1 - few.ratio > 5 * (1 - many.ratio) > 0.1
+
+
+def test_every_row_is_calibrated_to_the_same_epsilon() -> None:
+    comparison = small(epsilon=3.0, delta=1e-6)
+    assert len(comparison.rows) == 4 + 5 * 4
+    for row in comparison.rows:
+        assert row.sample_rate == row.bands * 0.05
+        assert row.events == -(-60 // row.bands)
+        event = Event(row.sample_rate, row.noise_multiplier, row.events)
+        assert accounting.epsilon([event], 1e-6, "rdp") == row.epsilon
+        assert 2.99 < row.epsilon <= 3.0
+
+
+def test_dp_sgd_comes_first_and_ratios_are_to_it() -> None:
+    comparison = small()
+    first = comparison.rows[0]
+    assert (first.method, first.ratio, first.memory, first.bands) == ("dp-sgd", 1.0, 0, 1)
+    sigma = accounting.calibrate(4.0, 1e-5, 0.05, 60, "rdp").noise_multiplier
+    assert first.prefix_error == pytest.approx(sigma * math.sqrt(61 / 2))
+    for row in comparison.rows:
+        assert row.ratio == row.prefix_error / first.prefix_error
+    memories = {row.method: row.memory for row in comparison.filters}
+    assert memories == {"momentum": 1, "fo": 9, "sma": 5}
+    assert all(row.memory == row.bands - 1 for row in comparison.fractional)
+
+
+def test_more_epsilon_means_less_noise_in_every_row() -> None:
+    tight, loose = small(lot=250, epsilon=2.0), small(lot=250, epsilon=8.0)
+    for low, high in zip(tight.rows, loose.rows, strict=True):
+        assert (low.method, low.settings) == (high.method, high.settings)
+        assert high.prefix_error < low.prefix_error
+        assert high.step_noise < low.step_noise
+
+
+@pytest.mark.parametrize(
+    ("size", "lot", "epochs", "bands"),
+    [
+        (1000, 50, 3, {2, 4, 8, 16}),
+        (100, 25, 1, {2, 4}),
+        (100, 26, 9, {2}),
+        (100, 51, 9, set()),
+        (100, 100, 1, set()),
+        (64 * 2, 2, 1, {2, 4, 8, 16, 32, 64}),
+    ],
+)
+def test_bands_stop_at_rate_one(size: int, lot: int, epochs: int, bands: set[int]) -> None:
+    comparison = small(dataset_size=size, lot=lot, epochs=epochs)
+    assert {row.bands for row in comparison.fractional} == bands
+    assert all(row.sample_rate <= 1 for row in comparison.rows)
+    assert all(row.bands <= comparison.request.steps for row in comparison.rows)
+
+
+def test_no_filter_is_recommended_though_its_delay_hides_noise() -> None:
+    comparison = small(dataset_size=100, lot=60, epochs=2)
+    assert min(comparison.rows, key=lambda row: row.ratio).method == "momentum"
+    assert comparison.recommended == comparison.baseline
+
+
+def test_the_choice_keeps_within_the_memory() -> None:
+    ratios = []
+    for limit in (0, 1, 2, 3, 7, 15, None):
+        comparison = small(max_memory=limit)
+        row = comparison.recommended
+        assert limit is None or row.memory <= limit
+        allowed = [each for each in comparison.fractional if comparison.request.fits(each.memory)]
+        assert row.ratio == min((each.ratio for each in allowed), default=1.0)
+        ratios.append(row.ratio)
+    assert ratios[0] == 1.0
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[2] == ratios[1] > ratios[3]
+
+
+def _with_gain(gain: float) -> Comparison:
+    sample = small()
+    row, *_ = sample.fractional
+    return Comparison(sample.request, (sample.baseline, Row(**vars(row) | {"ratio": 1 - gain})))
+
+
+def test_a_gain_below_two_per_cent_is_not_worth_it() -> None:
+    assert _with_gain(0.0201).recommended.method == "fractional-noise"
+    assert _with_gain(0.0199).recommended.method == "dp-sgd"
+    assert _with_gain(-0.3).recommended.method == "dp-sgd"
+
+
+# -- text, JSON and plot --------------------------------------------------------------------
+
+
+def words(comparison: Comparison) -> str:
+    return " ".join(planning_report.words(comparison))
+
+
+def test_the_text_names_the_choice_its_gain_and_its_memory() -> None:
+    comparison = small()
+    row = comparison.recommended
+    text = words(comparison)
+    assert f"Use fractional noise, order {row.order:g}, bands {row.bands}" in text
+    assert f"{row.ratio:.3f} of DP-SGD's ({1 - row.ratio:.1%} less)" in text
+    assert f"It keeps {row.memory} vectors" in text
+    assert "they do not lower accumulated noise" in text
+    smoothed = comparison.filters[0].step_noise / comparison.baseline.step_noise
+    assert f"momentum: one step {smoothed:.3f}" in text
+
+
+def test_the_text_says_why_dp_sgd() -> None:
+    assert "0.981 of its accumulated noise" in words(_with_gain(0.019))
+    assert "a gain below the 2%" in words(_with_gain(0.019))
+    assert "within 0 vectors, since it needs 1 vector" in words(small(max_memory=0))
+    assert "lots of at most half the records" in words(small(lot=600))
+
+
+def test_fractional_noise_is_planned_until_it_is_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    comparison = small()
+    monkeypatch.delitem(methods.METHODS, "fractional-noise", raising=False)
+    assert "Fractional noise is planned" in words(comparison)
+    assert comparison.as_dict()["recommendation"]["available"] is False
+    monkeypatch.setitem(methods.METHODS, "fractional-noise", methods.DPSGD)
+    assert "planned" not in words(comparison)
+    assert comparison.as_dict()["recommendation"]["available"] is True
+
+
+def test_the_command_prints_the_table_and_the_words() -> None:
+    result = run(SMALL)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "1,000 records, lot 50, 3 epochs (60 steps), epsilon 4, delta 1e-05 (rdp)" in (
+        result.stdout
+    )
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["dp-sgd", "0.05", "60"] in [row[:3] for row in rows]
+    for bands in (2, 4, 8, 16):
+        (row,) = [r for r in rows if r[:1] == ["fractional"] and r[2] == str(bands)]
+        best = min((r for r in small().fractional if r.bands == bands), key=lambda r: r.ratio)
+        assert (row[1], row[8]) == (f"{best.order:g},", f"{best.ratio:.3f}")
+    assert "Use fractional noise" in result.stdout
+    assert not list(Path().iterdir())
+
+
+def test_the_table_fits_into_eighty_characters() -> None:
+    text = run(
+        "plan --dataset-size 60000 --lot 64 --epochs 9 --epsilon 1 --accountant rdp",
+        FORCE_COLOR="1",
+        NO_COLOR="1",
+        COLUMNS="80",
+    ).stdout
+    assert "…" not in text
+    assert "fractional 0.8, 64 bands" in text
+
+
+def test_progress_goes_to_stderr_on_a_terminal() -> None:
+    result = run(SMALL, "--json", FORCE_COLOR="1", COLUMNS="100")
+    assert json.loads(result.stdout)["steps"] == 60
+    assert "calibrating the noise" in result.stderr
+
+
+def test_json() -> None:
+    report = run_json(SMALL, "--max-memory", "7", "--delta", "1e-6")
+    expected = small(max_memory=7, delta=1e-6)
+    assert report == json.loads(json.dumps(expected.as_dict()))
+    assert list(report) == [
+        *("dataset_size", "lot", "epochs", "epsilon", "delta", "accountant", "max_memory"),
+        *("steps", "guarantee", "rows", "recommendation"),
+    ]
+    assert {tuple(row) for row in report["rows"]} == {
+        (
+            *("method", "settings", "order", "bands", "sample_rate", "events"),
+            *("noise_multiplier", "epsilon", "prefix_error", "ratio", "step_noise", "memory"),
+            "delay",
+        )
+    }
+    chosen = report["recommendation"]
+    assert set(chosen) == {
+        *("method", "settings", "ratio", "gain", "memory", "available", "best_fractional"),
+        "min_gain",
+    }
+    assert chosen["gain"] == 1 - chosen["ratio"]
+    assert chosen["best_fractional"] in report["rows"]
+    assert chosen["settings"] == chosen["best_fractional"]["settings"]
+    nothing = run_json(SMALL, "--max-memory", "0")["recommendation"]
+    assert (nothing["method"], nothing["available"]) == ("dp-sgd", True)
+    assert nothing["best_fractional"] is None
+
+
+def test_prv_is_answered_by_pld() -> None:
+    report = run_json("plan --dataset-size 9 --lot 9 --epochs 1 --epsilon 1 --accountant prv")
+    assert report["accountant"] == "pld"
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.png", b"\x89PNG"), ("b.PDF", b"%PDF"), ("c.svg", b"<?xml")]
+)
+def test_the_plot(name: str, start: bytes) -> None:
+    result = run(SMALL, "--plot", name)
+    assert result.stdout.endswith(f"\nplot  {name}\n")
+    assert Path(name).read_bytes().startswith(start)
+    assert [path.name for path in Path().iterdir()] == [name]
+
+
+def test_the_plot_shows_every_order_and_the_choice() -> None:
+    run_json(SMALL, "--plot", "plan.svg", "--max-memory", "3")
+    text = Path("plan.svg").read_text()
+    for order in planning.ORDERS:
+        assert f"<!-- order {order:g} -->" in text
+    chosen = small(max_memory=3).recommended
+    assert f"<!-- recommended ({chosen.ratio:.3f}) -->" in text
+    assert "<!-- too much memory -->" in text
+    run(SMALL.replace("--lot 50", "--lot 600"), "--plot", "none.svg")
+    text = Path("none.svg").read_text()
+    assert "<!-- recommended (1.000) -->" in text
+    assert "order" not in text
+
+
+# -- bad input ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--dataset-size 0", "dataset_size=0 must be a whole number of at least 1"),
+        ("--dataset-size 40", "lot 50 is larger than the dataset of 40 records: give a lot"),
+        ("--lot 0", "lot=0 must be a whole number"),
+        ("--lot -3", "lot=-3 must be a whole number"),
+        ("--lot 1.5", "Invalid value for '--lot'"),
+        ("--lot 1001", "lot 1001 is larger than the dataset of 1000 records"),
+        ("--epochs 0", "epochs=0 must be a whole number"),
+        ("--epochs 1000000", "20000000 steps, more than 10000000: raise the lot"),
+        ("--epsilon 0", "epsilon 0.0 is not a finite number above 0: give the epsilon"),
+        ("--epsilon -1", "epsilon -1.0 is not a finite number above 0"),
+        ("--epsilon nan", "epsilon nan is not a finite number above 0"),
+        ("--epsilon inf", "epsilon inf is not a finite number above 0"),
+        ("--epsilon 1e-300 --delta 1e-300", "cannot be reached"),
+        ("--delta 0", "delta 0.0 is not strictly between 0 and 1"),
+        ("--delta 1", "delta 1.0 is not strictly between 0 and 1"),
+        ("--accountant gdp", "accountant 'gdp' is unknown"),
+        ("--max-memory -1", "max_memory -1 is not a whole number of at least 0: give how many"),
+        ("--plot plan.txt", "plot 'plan.txt' has no known image format"),
+        ("--plot missing/plan.png", "plot 'missing/plan.png' cannot be written"),
+    ],
+)
+def test_bad_input_gets_one_line(arguments: str, message: str) -> None:
+    for more in ((), ("--json",)):
+        result = run(f"{SMALL} {arguments}", *more)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith("vestige: error: ")
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("missing", ["--dataset-size", "--lot", "--epochs", "--epsilon"])
+def test_the_four_numbers_are_required(missing: str) -> None:
+    given = dict(zip(SMALL.split()[1::2], SMALL.split()[2::2], strict=True))
+    del given[missing]
+    result = run("plan", *(word for pair in given.items() for word in pair))
+    assert result.exit_code == 2
+    assert f"Missing option '{missing}'" in result.stderr
+
+
+@pytest.mark.parametrize("field", ["dataset_size", "lot", "epochs", "epsilon", "max_memory"])
+@pytest.mark.parametrize("value", ["7", True, 7.5j])
+def test_the_request_refuses_what_is_no_number(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=field):
+        Request(**{"dataset_size": 9, "lot": 9, "epochs": 1, "epsilon": 1.0, field: value})
+
+
+def test_torch_is_not_imported() -> None:
+    program = (
+        "import sys\n"
+        "from vestige.cli.app import app\n"
+        f"for arguments in ('plan --help', '{SMALL} --json', '{SMALL} --plot a.png'):\n"
+        "    try:\n"
+        "        app(arguments.split())\n"
+        "    except SystemExit as end:\n"
+        "        print('code', end.code, 'torch' in sys.modules)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    codes = [line for line in ran.stdout.splitlines() if line.startswith("code")]
+    assert codes == ["code 0 False"] * 3

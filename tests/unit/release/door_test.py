@@ -1,0 +1,435 @@
+"""The door: how much noise, on what, charged when, and that nothing else makes a release.
+
+Distribution tests compare with N(0, std^2) by Kolmogorov-Smirnov and by the variance. Each accepts
+the right noise but for one run in 10^8 (`FALSE_ALARM`, both tests together), and must reject noise
+that is 2/3 or 3/2 of it. The noise is read off the public API, as what the optimizer is handed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from vestige import ConfigError, PrivacyEngine
+from vestige.gradients.groups import partition
+from vestige.memory.history import History
+from vestige.privacy.ledger import Ledger
+from vestige.privacy.noise_scales import NoiseScale
+from vestige.release.door import Branch, ClippedSum, Door, Release
+from vestige.sampling import streams as randomness
+from vestige.sampling.streams import LOTS, NOISE, Randomness
+
+FALSE_ALARM = 1e-8
+SIGMA, C = 1.3, 0.7
+
+
+def is_noise(values, std):
+    """Whether `values` pass for independent draws from N(0, std^2)."""
+    values = np.asarray(values, dtype=np.float64)
+    chi = float(np.sum((values / std) ** 2))
+    tails = 2 * min(stats.chi2.cdf(chi, len(values)), stats.chi2.sf(chi, len(values)))
+    fits = stats.kstest(values / std, "norm").pvalue
+    return min(tails, fits) > FALSE_ALARM / 2
+
+
+def assert_noise(values, std):
+    assert is_noise(values, std)
+    assert not is_noise(values, std * 2 / 3)
+    assert not is_noise(values, std * 3 / 2)
+
+
+def handed_over(rows, dtype, reduction, batch_size=4, **options):
+    """Each parameter's gradient after one lot of all rows, times the divisor: the noisy sum."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 30)).to(dtype)
+    x = torch.randn(rows, 40, dtype=dtype)
+    loader = DataLoader(TensorDataset(x, torch.zeros(rows)), batch_size=batch_size)
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        data_loader=loader,
+        max_grad_norm=C,
+        loss_reduction=reduction,
+        dataset_size=100,
+        sample_rate=1.0,
+        **options,
+    )
+    x, _ = next(iter(loader))
+    losses = model(x).square().sum(1)
+    (losses.mean() if reduction == "mean" else losses.sum()).backward()
+    optimizer.step()
+    return [p.grad.double() * batch_size for p in model.parameters()]
+
+
+def noise_of(rows, dtype, reduction, noise, **options):
+    """What is left of the noisy sum when the noiseless one is taken off, by parameter."""
+    noisy = handed_over(rows, dtype, reduction, **noise, **options)
+    still = {key: 0.0 if key == "noise_multiplier" else [0.0, 0.0] for key in noise}
+    exact = handed_over(rows, dtype, reduction, **still, **options)
+    return [(a - b).flatten().numpy() for a, b in zip(noisy, exact, strict=True)]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [1, 7, 64])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_noise_on_the_sum_has_the_planned_scale(reduction, rows, dtype, secure):
+    noise = noise_of(rows, dtype, reduction, {"noise_multiplier": SIGMA}, secure_noise=secure)
+    assert_noise(np.concatenate(noise), SIGMA * C)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_noise_by_group_has_each_groups_scale(rows, dtype, secure):
+    w1, b1, w2, b2 = noise_of(
+        rows,
+        dtype,
+        "mean",
+        {"group_noise_multipliers": [2.0, 0.5]},
+        clipping="per_layer",
+        secure_noise=secure,
+    )
+    bound = C / math.sqrt(2)
+    assert_noise(np.concatenate([w1, b1]), 2.0 * bound)
+    assert_noise(np.concatenate([w2, b2]), 0.5 * bound)
+
+
+def test_noise_of_a_layer_does_not_depend_on_its_own_bound_when_shared():
+    """A joint multiplier means one standard deviation everywhere: sigma sqrt(sum C_g^2)."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 60), nn.Linear(60, 30))
+    groups = partition(model, "per_layer")
+    noise = NoiseScale.shared(SIGMA)
+    assert noise.stds((3.0, 4.0)) == pytest.approx((SIGMA * 5.0, SIGMA * 5.0))
+    release = door_of(groups, noise).release(ClippedSum(groups.buffer(), (3.0, 4.0)), 0.1)
+    for segment in groups.segments():
+        assert_noise(release.values[segment].numpy(), SIGMA * 5.0)
+
+
+def normals(source, step, count, dtype=torch.float32):
+    """The standard normal numbers that the door adds to a sum of zeros at `step`."""
+    model = nn.Linear(count, 1, bias=False, dtype=dtype)
+    groups = partition(model, "flat")
+    door = Door(groups, NoiseScale.shared(1.0), source, Ledger())
+    door.steps = step
+    return door.release(ClippedSum(groups.buffer(), (1.0,)), 0.1).values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_many_draws_keep_the_gaussian_shape_far_out(dtype):
+    """Two million numbers: moments up to the fourth, and as many beyond 4 sigma as there should."""
+    z = normals(Randomness(), 0, 2_000_000, dtype).double().numpy()
+    n = len(z)
+    spread = stats.norm.isf(FALSE_ALARM / 10)
+    assert abs(z.mean()) < spread / math.sqrt(n)
+    assert abs((z**2).mean() - 1) < spread * math.sqrt(2 / n)
+    assert abs((z**3).mean()) < spread * math.sqrt(15 / n)
+    assert abs((z**4).mean() - 3) < spread * math.sqrt(96 / n)
+    beyond = int((np.abs(z) > 4).sum())
+    assert stats.binomtest(beyond, n, 2 * stats.norm.sf(4)).pvalue > FALSE_ALARM
+    assert abs(np.corrcoef(z[: n // 2], z[n // 2 :])[0, 1]) < spread / math.sqrt(n / 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_groups_of_a_large_model_keep_their_scales_to_the_last_coordinate(dtype):
+    """Noise is made in blocks; group boundaries fall inside blocks and groups span several."""
+    model = nn.Sequential(
+        nn.Linear(500, 700, bias=False), nn.Linear(700, 3, bias=False), nn.Linear(3, 90_001)
+    ).to(dtype)
+    groups = partition(model, "per_layer")
+    noise = NoiseScale.by_group([0.5, 2.0, 1.0], groups.names)
+    values = (
+        door_of(groups, noise).release(ClippedSum(groups.buffer(), (1.0, 1.0, 4.0)), 0.1).values
+    )
+    for segment, std in zip(groups.segments(), (0.5, 2.0, 4.0), strict=True):
+        part = values[segment].numpy()
+        assert len(part) > 2000
+        for piece in (part, part[:2000], part[-2000:]):
+            assert_noise(piece, std)
+    assert len(np.unique(values.double().numpy())) > 0.9 * len(values)
+
+
+def test_a_wrong_distribution_is_rejected():
+    """The yardstick itself: same variance but another shape, and the wrong scales."""
+    rng = np.random.default_rng(0)
+    assert is_noise(rng.normal(size=4000), 1.0)
+    assert not is_noise(rng.laplace(size=4000) / math.sqrt(2), 1.0)
+    assert not is_noise(rng.uniform(-1, 1, size=4000) * math.sqrt(3), 1.0)
+    assert not is_noise(rng.normal(size=4000) + 0.2, 1.0)
+
+
+# -- the types ------------------------------------------------------------------------------
+
+
+def door_of(groups, noise, ledger=None):
+    return Door(groups, noise, Randomness(), Ledger() if ledger is None else ledger)
+
+
+@pytest.fixture
+def groups():
+    return partition(nn.Linear(7, 5), "flat")
+
+
+def test_nothing_but_the_door_makes_a_release(groups):
+    with pytest.raises(TypeError, match=r"Door\.release"):
+        Release(torch.zeros(3), 0)
+    with pytest.raises(TypeError, match=r"Door\.release"):
+        Release(torch.zeros(3), 0, _certificate=object())
+    out = door_of(groups, NoiseScale.shared(1.0)).release(ClippedSum(groups.buffer(), (1.0,)), 0.1)
+    assert type(out) is Release
+    assert out.step == 0
+
+
+def test_the_door_takes_nothing_but_a_clipped_sum(groups):
+    door = door_of(groups, NoiseScale.shared(1.0))
+    public = door.release(ClippedSum(groups.buffer(), (1.0,)), 0.1)
+    for raw in (groups.buffer(), [1.0], public, None):
+        with pytest.raises(TypeError, match="ClippedSum"):
+            door.release(raw, 0.1)
+    assert door.steps == 1
+
+
+def test_a_clipped_sum_cannot_be_saved_copied_or_printed():
+    private = ClippedSum(torch.full((3,), 12345.0), (1.0,))
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match="private"):
+            pickle.dumps(private, protocol)
+    for way in (copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="private"):
+            way(private)
+    assert "12345" not in repr(private) + str(private)
+    assert not hasattr(private, "__dict__")
+
+
+def test_the_streams_cannot_be_saved():
+    for way in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="secret"):
+            way(Randomness(3))
+
+
+# -- charging -------------------------------------------------------------------------------
+
+
+def test_the_ledger_is_charged_before_the_noise_is_drawn(groups, monkeypatch):
+    ledger = Ledger()
+    door = door_of(groups, NoiseScale.shared(1.5), ledger=ledger)
+
+    def fails(*_):
+        assert ledger.steps == 1
+        raise RuntimeError("no noise today")
+
+    monkeypatch.setattr(randomness, "Cipher", fails)
+    with pytest.raises(RuntimeError, match="no noise today"):
+        door.release(ClippedSum(groups.buffer(), (1.0,)), 0.1)
+    assert ledger.steps == 1
+    assert door.steps == 0
+    (event,) = ledger.events
+    assert (event.sample_rate, event.noise_multiplier) == (0.1, 1.5)
+
+
+def test_a_failed_draw_hands_nothing_to_the_optimizer(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    before = copy.deepcopy(model.state_dict())
+    engine = PrivacyEngine()
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.1),
+        data_loader=DataLoader(TensorDataset(torch.randn(6, 4)), batch_size=2),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    (x,) = next(iter(loader))
+    model(x).sum(1).mean().backward()
+
+    def fails(*_):
+        raise RuntimeError("no noise today")
+
+    monkeypatch.setattr(randomness, "Cipher", fails)
+    with pytest.raises(RuntimeError, match="no noise today"):
+        optimizer.step()
+    assert engine.ledger.steps == 1
+    assert engine.released == 0
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(model.state_dict()[k], v) for k, v in before.items())
+
+
+def branch_of(groups, values, step):
+    """A branch with given values, by way of a history that remembers one release of them."""
+    door = door_of(groups, NoiseScale.shared(0.0))
+    history = History([slice(0, groups.size)], groups.buffer(), window=2, ema=1.0)
+    for _ in range(step):
+        history.append(door.release(ClippedSum(values, (1.0,)), 0.1))
+    return history.mix(np.ones((1, 1)))
+
+
+def test_a_gain_and_a_branch_are_applied_and_charged(groups):
+    """release = gain * sum + branch + noise, charged at the multiplier divided by the gain."""
+    ledger = Ledger()
+    silent = door_of(groups, NoiseScale.shared(0.0), ledger=ledger)
+    total, memory = torch.randn(40), torch.randn(40)
+    silent.steps = 1
+    out = silent.release(ClippedSum(total, (1.0,)), 0.1, branch_of(groups, memory, 1), gain=0.5)
+    assert torch.allclose(out.values, 0.5 * total + memory)
+    noisy = door_of(groups, NoiseScale.shared(1.2), ledger=ledger)
+    noisy.steps = 1
+    noisy.release(ClippedSum(total, (1.0,)), 0.3, branch_of(groups, memory, 1), gain=0.5)
+    assert [(e.sample_rate, e.noise_multiplier) for e in ledger.events] == [(0.1, 0.0), (0.3, 2.4)]
+
+
+def test_a_branch_must_come_from_a_history_and_belong_to_the_step(groups):
+    door = door_of(groups, NoiseScale.shared(1.0))
+    clipped = ClippedSum(groups.buffer(), (1.0,))
+    for raw in (torch.randn(40), clipped, [0.0] * 40):
+        with pytest.raises(TypeError, match="Branch"):
+            door.release(clipped, 0.1, raw)
+    with pytest.raises(TypeError, match="memory of releases"):
+        Branch(torch.zeros(40), 0)
+    with pytest.raises(RuntimeError, match="recalled for step 1, the release is step 0"):
+        door.release(clipped, 0.1, branch_of(groups, torch.randn(40), 1))
+    assert door.steps == 0
+
+
+@pytest.mark.parametrize("with_branch", [True, False])
+def test_an_interrupt_inside_the_door_leaves_no_sum_without_noise(groups, with_branch, monkeypatch):
+    """Whatever the buffer holds when the sum is about to be added, it is not the query."""
+    door = door_of(groups, NoiseScale.shared(1.0))
+    clipped = ClippedSum(torch.full((40,), 100.0), (1.0,))
+    before = door.release(clipped, 0.1)
+    branch = branch_of(groups, torch.zeros(40), 1) if with_branch else None
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    noise = torch.randn(40)
+    with monkeypatch.context() as patch:
+        patch.setattr(Randomness, "normal_blocks", lambda *_: iter([(slice(0, 40), noise)]))
+        patch.setattr(torch.Tensor, "add_", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            door.release(clipped, 0.1, branch, gain=0.5)
+    assert before.values.abs().max() < 20  # noise alone: neither the old sum nor the new
+
+
+def test_noise_may_change_from_step_to_step_and_is_charged_as_drawn(groups):
+    ledger = Ledger()
+    scales = [NoiseScale.shared(sigma) for sigma in (1.0, 3.0)]
+    door = door_of(groups, scales, ledger=ledger)
+    clipped = ClippedSum(groups.buffer(), (2.0,))
+    for _ in range(4):
+        door.release(clipped, 0.1)
+    assert [(e.noise_multiplier, e.count) for e in ledger.events] == [(1.0, 1), (3.0, 3)]
+
+
+def test_group_multipliers_are_charged_jointly():
+    noise = NoiseScale.by_group([1.0, 2.0, 4.0], ["a", "b", "c"])
+    assert noise.joint == pytest.approx((1 + 1 / 4 + 1 / 16) ** -0.5)
+    assert noise.stds((1.0, 3.0, 0.5)) == (1.0, 6.0, 2.0)
+    with pytest.raises(ConfigError, match="a, b, c"):
+        NoiseScale.by_group([1.0, 2.0], ["a", "b", "c"])
+    for bad in (-1.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="positive finite"):
+            NoiseScale.shared(bad)
+        with pytest.raises(ConfigError, match="positive finite"):
+            NoiseScale.by_group([1.0, bad], ["a", "b"])
+
+
+# -- seeds and streams ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_noise_seed_repeats_every_step_bit_for_bit(dtype, secure):
+    def draw(seed, step):
+        return normals(Randomness(seed, secure), step, 1001, dtype)
+
+    for step in (0, 1, 1000):
+        assert torch.equal(draw(7, step), draw(7, step))
+        assert not torch.equal(draw(7, step), draw(8, step))
+    assert not torch.equal(draw(None, 0), draw(None, 0))
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_steps_draw_independent_noise(seed):
+    """Correlations between eight steps, 28 pairs of 10^5 numbers, none beyond 7 standard errors."""
+    source, n = Randomness(seed), 100_000
+    steps = np.stack([normals(source, t, n).numpy() for t in range(8)])
+    correlation = np.corrcoef(steps)
+    np.fill_diagonal(correlation, 0)
+    # P(|N(0,1)| > 7) is 2.6e-12, times 28 pairs.
+    assert np.abs(correlation).max() < 7 / math.sqrt(n)
+
+
+def test_lots_and_noise_never_share_a_number():
+    """Purposes and steps have streams of their own: 40,000 numbers of 53 bits, none twice."""
+    source = Randomness(7)
+    drawn = [source.uniforms(p, t, 1000) for p in (LOTS, NOISE) for t in range(20)]
+    # P(any two of 4e4 numbers agree by chance) is 9e-8, and the seed is fixed.
+    assert len(np.unique(np.concatenate(drawn))) == 40_000
+
+
+def test_a_longer_draw_begins_with_the_shorter_one():
+    source = Randomness(7)
+    assert np.array_equal(source.uniforms(LOTS, 3, 10), source.uniforms(LOTS, 3, 1000)[:10])
+
+
+def test_uniforms_are_uniform_and_never_zero():
+    u = Randomness().uniforms(LOTS, 0, 200_000)
+    assert u.min() > 0
+    assert u.max() <= 1
+    assert stats.kstest(u, "uniform").pvalue > FALSE_ALARM
+
+
+def test_a_noise_seed_must_be_a_whole_number():
+    for bad in (1.5, "7", True):
+        with pytest.raises(ConfigError, match="noise_seed"):
+            Randomness(bad)
+
+
+def test_float32_noise_does_not_end_where_its_bits_do():
+    """A word of zeros is 6.66 standard deviations or beyond, as the bits that follow it say."""
+    from vestige.sampling.streams import _BoxMuller32
+
+    class Words:
+        """Gives the bytes that it was made of, again and again."""
+
+        def __init__(self, words):
+            self._words = words.tobytes()
+
+        def update_into(self, zeros, out):
+            out[: len(zeros)] = self._words[: len(zeros)]
+
+        def update(self, zeros):
+            return self._words[: len(zeros)]
+
+    pairs = 2000
+    words = np.full(2 * pairs, 2**30, dtype=np.int32)
+    words[:pairs] = np.arange(pairs) % 3 - 1  # -1, 0 and 1
+    tails = np.random.default_rng(0).integers(0, 2**64, pairs, dtype=np.uint64)
+    numbers = _BoxMuller32()(Words(words), pairs, Words(tails)).double().view(2, pairs)
+    uniform = torch.exp(-numbers.square().sum(0) / 2) * 2.0**31
+    # |x + w| with x in {-1, 0, 1} and w in (-1/2, 1/2) is uniform in (0, 3/2).
+    assert float(numbers.abs().max()) > 6.66
+    assert float(uniform.max()) < 1.5 + 1e-4
+    assert float(uniform.mean()) == pytest.approx(0.75, abs=0.04)
+    assert float((uniform < 0.25).double().mean()) == pytest.approx(1 / 6, abs=0.03)
+
+
+def test_far_numbers_are_as_frequent_as_they_should_be():
+    """Beyond 4.8 standard deviations, where the refined radii have their part: 16 million draws."""
+    from scipy.stats import norm, poisson
+
+    like = torch.empty(2**24)
+    blocks = Randomness(3).normal_blocks(like, 0)
+    found = sum(int((noise.abs() > 4.8).sum()) for _, noise in blocks)
+    expected = 2 * norm.sf(4.8) * 2**24  # 26.6
+    assert poisson.cdf(found, expected) > 1e-4
+    assert poisson.sf(found - 1, expected) > 1e-4

@@ -1,0 +1,425 @@
+"""Poisson lots: exact inclusion, lots of every size, physical batches, workers and refusals.
+
+Each distribution test raises a false alarm in at most one run in 10^7 (`FALSE_ALARM`, shared among
+the comparisons that it makes).
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+from vestige import ConfigError, PrivacyEngine, VestigeError
+from vestige.sampling import loader as sampling
+from vestige.sampling.loader import LotSampler, PrivateLoader, blank, check_loader, draw_lot
+from vestige.sampling.streams import Randomness
+
+FALSE_ALARM = 1e-7
+DRAWS = 20_000
+
+
+def draw_many(size, rate, draws=DRAWS):
+    """(draws, size) booleans: who was in which lot."""
+    source = Randomness()
+    present = np.zeros((draws, size), dtype=bool)
+    for t in range(draws):
+        present[t, draw_lot(source, t, size, rate)] = True
+    return present
+
+
+def is_binomial(count, trials, probability, tests):
+    return stats.binomtest(int(count), trials, probability).pvalue > FALSE_ALARM / tests
+
+
+# -- the draw -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.002, 0.1, 0.5, 0.93])
+def test_every_record_is_in_a_lot_with_the_sampling_rate(rate):
+    present = draw_many(12, rate)
+    for count in present.sum(0):
+        assert is_binomial(count, DRAWS, rate, 12)
+    assert not is_binomial(present.sum(), 12 * DRAWS, rate / 2, 1)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.93])
+def test_records_are_drawn_independently(rate):
+    """Pairs of one lot, and a record in one lot and the next."""
+    present = draw_many(8, rate)
+    pairs = list(itertools.combinations(range(8), 2))
+    for i, j in pairs:
+        both = (present[:, i] & present[:, j]).sum()
+        assert is_binomial(both, DRAWS, rate**2, len(pairs) + 8)
+    for i in range(8):
+        again = (present[0::2, i] & present[1::2, i]).sum()
+        assert is_binomial(again, DRAWS // 2, rate**2, len(pairs) + 8)
+
+
+@pytest.mark.parametrize(("size", "rate"), [(40, 0.1), (5, 0.5), (300, 0.01), (3, 0.9)])
+def test_lot_sizes_are_binomial(size, rate):
+    sizes = draw_many(size, rate).sum(1)
+    cells = stats.binom.pmf(np.arange(size + 1), size, rate)
+    observed = np.bincount(sizes, minlength=size + 1)
+    # Cells are merged until each expects ten draws, as the chi-square approximation needs.
+    edges = [0]
+    for k in range(size + 1):
+        if DRAWS * cells[edges[-1] : k + 1].sum() >= 10 and DRAWS * cells[k + 1 :].sum() >= 10:
+            edges.append(k + 1)
+    expected = np.add.reduceat(cells, edges) * DRAWS
+    found = np.add.reduceat(observed, edges)
+    assert len(edges) >= 3
+    assert stats.chisquare(found, expected).pvalue > FALSE_ALARM
+
+
+def test_the_ends_of_the_range():
+    source = Randomness()
+    for t in range(50):
+        assert draw_lot(source, t, 7, 1.0).tolist() == list(range(7))
+        lot = draw_lot(source, t, 1, 0.5).tolist()
+        assert lot in ([], [0])
+        assert len(draw_lot(source, t, 1000, 1e-300)) == 0
+        assert len(draw_lot(source, t, 2000, 1 - 1e-9)) > 1990
+
+
+@pytest.mark.parametrize("rate", [1e-9, 0.01, 0.5, 0.999])
+def test_a_lot_is_sorted_distinct_and_in_range(rate):
+    source = Randomness()
+    for t in range(100):
+        lot = draw_lot(source, t, 777, rate)
+        assert lot.dtype == np.int64
+        assert (np.diff(lot) > 0).all()
+        assert len(lot) == 0 or (lot[0] >= 0 and lot[-1] < 777)
+
+
+def test_a_billion_records_cost_as_many_numbers_as_the_lot(monkeypatch):
+    drawn = []
+    uniforms = Randomness.uniforms
+
+    def counted(self, purpose, step, count):
+        drawn.append(count)
+        return uniforms(self, purpose, step, count)
+
+    monkeypatch.setattr(Randomness, "uniforms", counted)
+    size, expected, lots = 10**9, 256, 400
+    source = Randomness()
+    sizes, positions = [], []
+    for t in range(lots):
+        lot = draw_lot(source, t, size, expected / size)
+        sizes.append(len(lot))
+        positions.append(lot)
+    assert max(drawn) < 2 * expected
+    assert sum(drawn) < 2 * expected * lots
+    assert is_binomial(sum(sizes), size * lots, expected / size, 2)
+    # Uniform over the whole billion, not crowded at one end.
+    places = np.concatenate(positions) / size
+    assert stats.kstest(places, "uniform").pvalue > FALSE_ALARM / 2
+
+
+def test_a_draw_that_was_too_short_is_drawn_again_longer(monkeypatch):
+    """The same lot comes out however many numbers are asked for at first."""
+    expected = draw_lot(Randomness(3), 5, 500, 0.3)
+    counts = []
+    uniforms = Randomness.uniforms
+
+    def scarce(self, purpose, step, count):
+        counts.append(count)
+        return uniforms(self, purpose, step, count)
+
+    monkeypatch.setattr(Randomness, "uniforms", scarce)
+    monkeypatch.setattr(sampling, "int", lambda _: 2, raising=False)  # the first guess is two
+    assert np.array_equal(draw_lot(Randomness(3), 5, 500, 0.3), expected)
+    assert counts[0] == 2
+    assert counts == sorted(set(counts))
+
+
+def test_a_record_less_changes_nothing_for_the_others():
+    """The draw of D' is that of D without the last record: who else is in does not move."""
+    for t in range(200):
+        larger = draw_lot(Randomness(3), t, 100, 0.2)
+        smaller = draw_lot(Randomness(3), t, 99, 0.2)
+        assert np.array_equal(larger[larger < 99], smaller)
+
+
+def test_lots_differ_between_steps_and_runs_and_repeat_with_the_seed():
+    def lots(seed):
+        source = Randomness(seed)
+        return [tuple(draw_lot(source, t, 1000, 0.1)) for t in range(20)]
+
+    assert lots(1) == lots(1)
+    assert len(set(lots(1)) | set(lots(2)) | set(lots(None)) | set(lots(None))) == 80
+
+
+# -- the loader -----------------------------------------------------------------------------
+
+
+class Numbers(Dataset):
+    """Record i is the number i, as a dict, so that nothing takes the in-memory path."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        return {"index": torch.tensor(index), "one": torch.ones(2)}
+
+
+def loader_of(size=60, rate=0.1, lots=12, physical=None, seed=5, dataset=None, **options):
+    """A private loader by itself, and the list of the batches it hands out."""
+    sampler = LotSampler(Randomness(seed), size, rate, lots, physical)
+    handed = []
+    source = DataLoader(dataset or Numbers(size), batch_size=4, **options)
+    return PrivateLoader(source, sampler, handed.append), handed
+
+
+def expected_lots(first, count, size=60, rate=0.1, seed=5):
+    return [draw_lot(Randomness(seed), t, size, rate).tolist() for t in range(first, first + count)]
+
+
+def gather(batches, handed):
+    """lot number -> the indices that came, an empty lot's stand-in left out."""
+    lots = collections.defaultdict(list)
+    for batch, note in zip(batches, handed, strict=True):
+        assert len(batch["index"]) == note.rows
+        lots[note.lot] += [] if note.empty else batch["index"].tolist()
+    return lots
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("physical", [None, 1, 4])
+def test_batches_are_the_drawn_lots_whatever_the_workers(physical, workers):
+    loader, handed = loader_of(physical=physical, num_workers=workers)
+    batches = list(loader)
+    lots = gather(batches, handed)
+    assert [lots[t] for t in range(12)] == expected_lots(0, 12)
+    assert len(loader) == 12
+    assert sum(note.last for note in handed) == 12
+    if physical:
+        assert max(note.rows for note in handed) <= physical
+    # The last batch of a lot says so, and no batch of it comes later.
+    for note, following in itertools.pairwise(handed):
+        assert note.last == (following.lot != note.lot)
+        assert following.lot == note.lot + note.last
+
+
+def test_the_in_memory_path_draws_the_same_lots():
+    x = torch.arange(60.0)
+    data = TensorDataset(x, torch.stack([x, x], dim=1))
+    for options in ({}, {"num_workers": 1}):
+        loader, handed = loader_of(dataset=data, physical=5, **options)
+        lots = collections.defaultdict(list)
+        for (a, b), note in zip(loader, handed, strict=False):
+            assert torch.equal(b, torch.stack([a, a], dim=1))
+            lots[note.lot] += [] if note.empty else a.long().tolist()
+        assert [lots[t] for t in range(12)] == expected_lots(0, 12)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "persistent_workers": True}])
+def test_after_a_break_the_next_epoch_goes_on_with_fresh_lots(options):
+    loader, handed = loader_of(**options)
+    batches = []
+    for stop in (3, 1, 5):
+        for seen, batch in enumerate(loader, start=1):
+            batches.append(batch)
+            if seen == stop:
+                break
+    lots = gather(batches, handed)
+    assert [lots[t] for t in range(9)] == expected_lots(0, 9)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
+def test_no_lot_is_ever_handed_out_twice(options):
+    """A second iteration inside the first: its lots must not come again when the first goes on.
+
+    Two releases of the same lot are not two independent Poisson samples, which is what is charged.
+    """
+    loader, handed = loader_of(**options)
+    batches = []
+    outer = iter(loader)
+    batches.append(next(outer))
+    batches += list(loader)
+    try:
+        batches += list(outer)
+    except VestigeError:  # refusing to go on is as good
+        del handed[len(batches) :]
+    numbers = [note.lot for note in handed]
+    assert len(numbers) == len(set(numbers))
+    lots = gather(batches, handed)
+    assert all(lots[t] == expected_lots(t, 1)[0] for t in lots)
+
+
+def test_empty_lots_are_one_blank_row_each():
+    x = torch.full((40, 3), 7.0)
+    for dataset in (TensorDataset(x), [(row,) for row in x]):
+        loader, handed = loader_of(size=40, rate=0.01, lots=60, dataset=dataset)
+        empty = 0
+        for (batch,), note in zip(loader, handed, strict=False):
+            assert batch.shape == (note.rows, 3)
+            assert (batch == (0 if note.empty else 7)).all()
+            empty += note.empty
+        assert note.last
+        assert 10 < empty < 60
+        assert len(handed) == 60
+
+
+def test_an_empty_lot_reaches_a_custom_collate_function():
+    def collate(rows):
+        return {
+            "x": torch.stack([r["one"] for r in rows]),
+            "names": [str(r["index"]) for r in rows],
+        }
+
+    loader, handed = loader_of(size=9, rate=1e-9, lots=3, collate_fn=collate)
+    for batch in loader:
+        assert batch["x"].tolist() == [[0.0, 0.0]]
+        assert batch["names"] == [""]
+    assert [note.empty for note in handed] == [True] * 3
+
+
+Pair = collections.namedtuple("Pair", ["left", "right"])
+
+
+def test_a_blank_batch_has_the_structure_and_nothing_of_the_example():
+    example = {
+        "x": torch.full((1, 4), 5.0),
+        "pair": Pair(torch.tensor([3]), [torch.tensor([True])]),
+        "text": ["secret"],
+        "number": (4, 2.5, b"secret"),
+        "array": np.full((1, 3), 9.0),
+    }
+    empty = blank(example)
+    assert set(empty) == set(example)
+    assert isinstance(empty["pair"], Pair)
+    assert isinstance(empty["pair"].right, list)
+    assert empty["x"].shape == (1, 4)
+    assert empty["x"].dtype == torch.float32
+    assert empty["x"].untyped_storage().data_ptr() != example["x"].untyped_storage().data_ptr()
+    assert empty["x"].untyped_storage().nbytes() == 16
+    for value in (empty["x"], empty["pair"].left, empty["pair"].right[0]):
+        assert not value.any()
+    assert empty["text"] == [""]
+    assert empty["number"] == (0, 0.0, b"")
+    assert not np.shares_memory(empty["array"], example["array"])
+    assert not empty["array"].any()
+
+
+def test_a_blank_row_keeps_no_larger_storage_alive():
+    """x[:0] or an expanded row would carry a whole example in its storage."""
+    data = torch.arange(1.0, 101.0)
+    loader, _ = loader_of(size=10, rate=1e-9, lots=1, dataset=TensorDataset(data.view(10, 10)))
+    ((row,),) = list(loader)
+    assert row.untyped_storage().nbytes() == row.numel() * row.element_size()
+    assert not torch.frombuffer(bytearray(bytes(row.untyped_storage())), dtype=row.dtype).any()
+
+
+# -- what a loader may be -------------------------------------------------------------------
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+
+class Backwards(Sampler):
+    def __iter__(self):
+        return iter(range(19, -1, -1))
+
+    def __len__(self):
+        return 20
+
+
+DATA = TensorDataset(torch.arange(20.0).view(20, 1))
+
+REFUSED = {
+    "weighted": (lambda: DataLoader(DATA, 4, sampler=WeightedRandomSampler([1.0] * 20, 20))),
+    "subset": (lambda: DataLoader(DATA, 4, sampler=SubsetRandomSampler(range(5)))),
+    "custom": (lambda: DataLoader(DATA, 4, sampler=Backwards())),
+    "batch sampler": (
+        lambda: DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 4, False))
+    ),
+    "no batch": (lambda: DataLoader(DATA, batch_size=None)),
+    "iterable": (lambda: DataLoader(Endless(), 4)),
+    "replacement": (lambda: DataLoader(DATA, 4, sampler=RandomSampler(DATA, replacement=True))),
+    "fewer": (lambda: DataLoader(DATA, 4, sampler=RandomSampler(DATA, num_samples=7))),
+    "another source": (lambda: DataLoader(DATA, 4, sampler=SequentialSampler(range(5)))),
+    "empty": (lambda: DataLoader(TensorDataset(torch.zeros(0, 1)), 4)),
+    "a list": (lambda: [torch.zeros(4, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_loaders_that_poisson_lots_cannot_stand_in_for_are_refused(name):
+    loader = REFUSED[name]()
+    with pytest.raises(ConfigError, match=r"data_loader|batch_size"):
+        check_loader(loader)
+    model = nn.Linear(1, 1)
+    with pytest.raises(ConfigError):
+        PrivacyEngine().make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=loader,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(DATA, 4),
+        DataLoader(DATA, 4, shuffle=True),
+        DataLoader(DATA, 4, drop_last=True),
+        DataLoader(DATA, 4, sampler=SequentialSampler(DATA)),
+        DataLoader(Subset(DATA, range(10)), 4, shuffle=True),
+        DataLoader(ConcatDataset([DATA, DATA]), 4),
+        DataLoader(DATA, 4, collate_fn=default_collate),
+    ],
+)
+def test_ordinary_loaders_are_accepted(loader):
+    assert check_loader(loader) == 4
+
+
+def test_a_subset_is_sampled_within_itself():
+    subset = Subset(Numbers(1000), range(500, 560))
+    loader, handed = loader_of(dataset=subset)
+    lots = gather(list(loader), handed)
+    assert [lots[t] for t in range(12)] == [[500 + i for i in lot] for lot in expected_lots(0, 12)]
+
+
+def test_shuffling_is_replaced_by_poisson_lots():
+    """Over an epoch of a shuffled loader each record comes once; here one may come twice."""
+    sampler = LotSampler(Randomness(1), 50, 0.1, 10)
+    loader = PrivateLoader(DataLoader(Numbers(50), 5, shuffle=True), sampler, lambda _: None)
+    counts = collections.Counter(i for batch in loader for i in batch["index"].tolist())
+    assert len(counts) < 50
+    assert max(counts.values()) > 1
+
+
+def test_a_private_loader_is_not_made_private_again():
+    loader, _ = loader_of()
+    with pytest.raises(ConfigError, match="already private"):
+        check_loader(loader)
