@@ -31,7 +31,7 @@ from vestige.release.door import Door
 from vestige.sampling import loader as sampling
 from vestige.sampling.loader import Batch, LotSampler, Poisson
 from vestige.sampling.streams import MEASURE, NOISE, Randomness
-from vestige.updates.clip_control import QuantileControl
+from vestige.updates.control import QuantileControl
 
 HALF = FO(beta=0.5, window=5)
 AUDIT = {"audit": "epsilon"}

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from vestige.audit.setting import Setting
 from vestige.audit.transcript import Transcript, listening
 from vestige.engine.privacy_engine import PrivacyEngine
+from vestige.updates.decoding import Decoding
 
 Tell = Callable[[str, int, int], None]
 """Progress: what is done, how many steps of it, of how many."""
@@ -65,7 +66,7 @@ def attack(
     engine = PrivacyEngine(noise_seed=noise_seed(setting, run))
     model, optimizer, loader = engine.make_private(
         module=model,
-        optimizer=method.make_optimizer(model.parameters(), lr=method.default_lr),
+        optimizer=method.make_optimizer(model.parameters(), lr=method.info.default_lr),
         data_loader=DataLoader(dataset, batch_size=batch_size),
         noise_multiplier=noise,
         max_grad_norm=CLIP,
@@ -75,7 +76,8 @@ def attack(
         steps=steps,
         self_check=self_check,
     )
-    geometry = engine._attached().parts.geometry
+    decoding = engine._attached().part(Decoding)
+    geometry = decoding.geometry if decoding else None
     with listening(engine) as transcript:
         found = Attacked(engine, transcript)
         while engine.released < steps:

@@ -189,7 +189,7 @@ class Tape:
     def finished(self) -> Recording:
         """The recording, with what the engine would save of its memory and its parts."""
         saved = self._engine.state_dict()
-        names = {"memory", "released", "next_lot", *self._run.parts.saved()}
+        names = {"released", "next_lot", *(part.name for part in self._run.parts if part.name)}
         self.seen.state = {name: saved[name] for name in names if name in saved}
         return self.seen
 
@@ -199,7 +199,7 @@ class Tape:
         self._put_back.callback(thing.__dict__.pop, name)
 
     def _branch(self) -> Tensor | None:
-        branch = self._run.memory.branch if self._run.memory else None
+        branch = next((p.branch for p in self._run.parts if p.branch is not None), None)
         return None if branch is None else branch.values.clone()
 
     def _drawing(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from vestige.errors import ConfigError
-from vestige.memory.base import View
 from vestige.memory.products import Products
+from vestige.memory.rules import View
 from vestige.release.door import _CERTIFICATE, Branch, Release
 
 # Columns at a time: float32 sums over more of them would lose digits, and a ring of a narrower type

@@ -30,7 +30,7 @@ from vestige.engine.run import Run
 from vestige.errors import ConfigError, PrivacyError
 from vestige.gradients.collector import Collector
 from vestige.methods import DPFTRL, DPSGD, FO, FractionalNoise, GeoDP, Method, resolve
-from vestige.methods.base import AT_SIGMA
+from vestige.methods.catalogue import AT_SIGMA
 from vestige.privacy.accounting import Charge
 from vestige.privacy.factorisation import tree_sensitivity
 from vestige.sampling.loader import Poisson

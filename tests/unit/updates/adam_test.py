@@ -18,9 +18,9 @@ from vestige.methods import DPSAT, FO, ADPAdamW, Disk, Doppler, DPSATMomentum, K
 from vestige.release.door import Door
 from vestige.updates.adam import AdamBC, AdamWBC
 from vestige.updates.ascent import Ascent
-from vestige.updates.doppler import SECOND_ORDER, DopplerFilter
+from vestige.updates.filters import SECOND_ORDER, DopplerFilter
 from vestige.updates.filters import RunningMean
-from vestige.updates.kalman import KalmanFilter
+from vestige.updates.filters import KalmanFilter
 
 NEW = [
     "dp-adam",

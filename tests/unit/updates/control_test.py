@@ -39,7 +39,7 @@ from vestige.privacy.ledger import Ledger
 from vestige.privacy.noise_scales import NoiseScale
 from vestige.release.door import ClippedSum, Door
 from vestige.sampling.streams import COUNTS, Randomness
-from vestige.updates.clip_control import QuantileControl
+from vestige.updates.control import QuantileControl
 
 C = 1.5
 

@@ -20,13 +20,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from vestige import ConfigError, PrivacyEngine, PrivacyError, methods
 from vestige.gradients.groups import partition
 from vestige.memory import spectrum
-from vestige.memory.base import View
-from vestige.memory.fractional import FractionalMemory
+from vestige.memory.rules import View
+from vestige.memory.rules import FractionalMemory
 from vestige.memory.history import History
-from vestige.memory.noise_gram import NoiseGram
-from vestige.memory.recollection import Recollection
-from vestige.memory.spectral import SpectralMemory, shuffled
-from vestige.memory.uniform import UniformMemory
+from vestige.memory.products import NoiseGram
+from vestige.memory.recall import Recollection
+from vestige.memory.rules import SpectralMemory, shuffled
+from vestige.memory.rules import UniformMemory
 from vestige.methods import FO, METHODS, SMA, Exponential, PostFM, SMAFixed, SMAShuffled, Uniform
 from vestige.privacy.accounting import epsilon
 from vestige.privacy.ledger import Event, Ledger
