@@ -22,10 +22,10 @@ from vestige import statement
 from vestige.checks import check_count
 from vestige.engine import checkpoint
 from vestige.engine import state as saving
+from vestige.engine.books import Books
 from vestige.engine.build import build
 from vestige.engine.caveats import caveats
 from vestige.engine.ending import ending
-from vestige.engine.forecast import coming_events, lots_left
 from vestige.engine.guard import BudgetGuard
 from vestige.engine.lineage import Things, Trace
 from vestige.engine.options import Keywords, Options
@@ -38,8 +38,6 @@ from vestige.methods import Method, planned_charges, resolve
 from vestige.plan import PrivacyPlan, Schedule, lots_per_epoch, sampling_rate
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Ledger, together
-from vestige.privacy.ledger_file import Account, LedgerFile, common_data, opened_here
-from vestige.privacy.ledger_file import read as read_ledger
 from vestige.sampling.loader import PrivateLoader, check_loader
 from vestige.sampling.streams import Randomness
 from vestige.updates.averaging import Averaging
@@ -75,12 +73,8 @@ class PrivacyEngine:
     ) -> None:
         self.accountant = accounting.accountant_name(accountant)
         self._secure, self._seed, self._noise_seed = secure_mode, seed, noise_seed
-        self._ledger = ledger if isinstance(ledger, Ledger) else Ledger()
-        self._ledger_given = ledger is not None
+        self._books = Books(ledger)
         self._things: Things | None = None
-        self._inherited = 0  # releases of engines before, on whose ledger this one goes on
-        # Opened when everything else is right, so that a refused setting leaves no lock behind.
-        self._ledger_path = None if isinstance(ledger, Ledger) else ledger
         self._name = secrets.token_hex(8)  # of this run on its ledger
         self._run: Run | None = None
 
@@ -137,7 +131,7 @@ class PrivacyEngine:
         run, things = self._run_of(request)
         run.attach()
         self._run, self._things = run, things
-        things.leave(Trace(self._name, self._ledger, run.door.own, weakref.ref(run)))
+        things.leave(Trace(self._name, self.ledger, run.door.own, weakref.ref(run)))
         return module, optimizer, PrivateLoader(data_loader, run.lots, run.hand_out, module)
 
     def _run_of(self, request: Request) -> tuple[Run, Things]:
@@ -145,10 +139,10 @@ class PrivacyEngine:
         plan, method, made = prepare(request)
         options, data = request.options, request.data_loader.dataset
         things = Things.of(request.module, request.optimizer, data)
-        self._join(things, request.module, request.optimizer)
+        self._books.join(things, request.module, request.optimizer)
         seed = self._noise_seed if options.noise_seed is None else options.noise_seed
         secure = self._secure or options.secure_mode or options.secure_noise
-        run = build(plan, method, made, Randomness(seed, secure), self._ledger, self._name)
+        run = build(plan, method, made, Randomness(seed, secure), self.ledger, self._name)
         if options.self_check:
             run.check_rows((self._seed if options.seed is None else options.seed) or 0)
         if options.max_epsilon is not None:
@@ -156,11 +150,7 @@ class PrivacyEngine:
         self._noise_seed_used = seed
         facts = checkpoint.row_facts(data)
         self._facts = {"name": options.data_name, "records": plan.dataset_size, **facts}
-        if self._ledger.file:
-            run.door.account = self._account(self._ledger.file, run)
-        elif self._ledger_path is not None:
-            self._open_ledger(Path(self._ledger_path), run)
-        self._ledger.engines += 1
+        self._books.enter(run, self._facts)
         return run, things
 
     def make_private_with_epsilon(
@@ -222,10 +212,9 @@ class PrivacyEngine:
         if resume is not None and Path(resume).exists():
             noise, earlier = checkpoint.saved_noise(Path(resume)), None
         else:
-            self._join(Things.of(module, optimizer, data_loader.dataset), module, optimizer)
-            earlier = self._ledger.merged()
-            if self._ledger_path is not None and Path(self._ledger_path).exists():
-                earlier = read_ledger(Path(self._ledger_path)).events
+            things = Things.of(module, optimizer, data_loader.dataset)
+            self._books.join(things, module, optimizer)
+            earlier = self._books.spent()
             noise, _ = accounting.noise_for(
                 target_epsilon, target_delta, charges, self.accountant, earlier
             )
@@ -241,35 +230,14 @@ class PrivacyEngine:
             steps=steps,
             **{"delta": target_delta} | options,
         )
-        if earlier is not None and self._ledger.merged() != earlier:
+        if earlier is not None and self.ledger.merged() != earlier:
             self.detach()
             raise ConfigError(
                 f"the ledger was charged by another run while the noise was solved for: it holds "
-                f"{self._ledger.steps} releases now. Call make_private_with_epsilon of a new "
+                f"{self.ledger.steps} releases now. Call make_private_with_epsilon of a new "
                 "engine, and they will be counted."
             )
         return made
-
-    def _join(self, things: Things, module: nn.Module, optimizer: Optimizer) -> None:
-        """Choose the ledger, and take the place of engines on the same model or optimizer."""
-        file = self._ledger.file
-        if file and file.closed:
-            self._ledger, self._ledger_path = Ledger(), file.path  # of an engine that has ended
-        if self._ledger_path is not None:
-            shared = opened_here(Path(self._ledger_path))
-            if shared and shared.ledger:
-                self._ledger, self._ledger_path = shared.ledger, None
-        held = self._ledger
-        held.engines += 1  # the last engine that leaves would close its file
-        try:
-            for trace in things.trained_by():
-                trace.make_room(module, optimizer)
-        finally:
-            held.engines -= 1
-        if not self._ledger_given:
-            self._ledger = things.ledger_before() or held
-        if self._ledger is not held:
-            self._inherited = self._ledger.steps
 
     def keep_ledger(self, path: str | Path, create: bool = True) -> None:
         """Keep the ledger in this file, before the first release; as PrivacyEngine(ledger=...).
@@ -277,43 +245,12 @@ class PrivacyEngine:
         Guarantee: from now on a charge is on the disk before its noise is drawn. What the file
         already holds, of this run or of others on the same data, composes.
         """
-        self._open_ledger(Path(path), self._attached(), create)
-
-    def _open_ledger(self, path: Path, run: Run, create: bool = True) -> None:
-        file = LedgerFile(path, create)
-        try:
-            account = self._account(file, run)
-            self._ledger.keep_in(file)
-        except BaseException:
-            file.close()
-            raise
-        run.door.account = account
+        self._books.open(Path(path), self._attached(), self._facts, create)
 
     def close(self) -> None:
         """Give back what is reserved on the ledger file and not used, and let others have it."""
-        if self._ledger.file:
-            self._ledger.file.close()
-
-    def _account(self, file: LedgerFile, run: Run) -> Account:
-        """The account of this run on a ledger file, which must be about the same data."""
-        data = {key: self._facts[key] for key in ("name", "records")}
-        common_data([*(r.about for r in file.content.runs.values()), {"data": data}])
-        about = {
-            "data": data,
-            "method": run.plan.method,
-            "steps": run.plan.steps,
-            "adjacency": run.plan.adjacency,
-            "test_mode": run.repeatable,
-        }
-        # A crash charges the open block: at most a fiftieth of the plan.
-        block = min(64, max(1, (run.plan.steps or 800) // 50))
-        return file.account(
-            run.door.run,
-            about,
-            block,
-            lambda lots: coming_events(run, min(lots, lots_left(run))),
-            run.door.session,
-        )
+        if self.ledger.file:
+            self.ledger.file.close()
 
     # -- while training ---------------------------------------------------------------------
 
@@ -372,7 +309,7 @@ class PrivacyEngine:
         removing one record, or for what `adjacency` says.
         """
         name = self.accountant if accountant is None else accounting.accountant_name(accountant)
-        return accounting.epsilon(self._ledger.merged(), delta, name)
+        return accounting.epsilon(self.ledger.merged(), delta, name)
 
     def diagnostics(self) -> dict[str, Any]:
         """The last step's numbers about the memory, as lists with one entry per group.
@@ -452,13 +389,13 @@ class PrivacyEngine:
     @property
     def earlier(self) -> int:
         """The number of releases of other runs on the same ledger: they compose."""
-        return self._ledger.steps - self.charged
+        return self.ledger.steps - self.charged
 
     @property
     def adjacency(self) -> str:
         """What neighbouring data are, for everything on the ledger together."""
         run = self._attached()
-        return together([run.door.facts, self._ledger.facts()]).adjacency
+        return together([run.door.facts, self.ledger.facts()]).adjacency
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -468,13 +405,13 @@ class PrivacyEngine:
     @property
     def ledger(self) -> Ledger:
         """What was charged, in order."""
-        return self._ledger
+        return self._books.ledger
 
     def caveats(self) -> list[str]:
         """What the reader of epsilon must know, in sentences: none for a plain run."""
         run = self._attached()
         assert self._things is not None
-        return caveats(run, self.adjacency, self._inherited, self._things)
+        return caveats(run, self.adjacency, self._books.inherited, self._things)
 
     # -- saving -----------------------------------------------------------------------------
 
