@@ -29,6 +29,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
+from vestige.checks import is_whole
 from vestige.errors import ConfigError, PrivacyError
 
 LOTS, NOISE, WORKERS, FORWARD = b"lots", b"noise", b"workers", b"forward"
@@ -47,9 +48,7 @@ class Randomness:
     """The secret streams of one run."""
 
     def __init__(self, noise_seed: int | None = None, secure: bool = False) -> None:
-        if noise_seed is not None and (
-            isinstance(noise_seed, bool) or not isinstance(noise_seed, int)
-        ):
+        if noise_seed is not None and not is_whole(noise_seed):
             raise ConfigError(
                 f"noise_seed={noise_seed!r} must be an integer, or None for fresh noise from the "
                 "operating system."

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from vestige.checks import finite
 from vestige.methods import METHODS
 from vestige.plan import PrivacyPlan
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event, merge
-from vestige.statement.plain import charged_span, finite, plain, shown, span
+from vestige.statement.plain import charged_span, plain, shown, span
 
 # Parts of a module's *Guarantee* that speak of its other methods, or of other uses.
 _ELSEWHERE = ("as published, none. ", "Private version: ", " Also as `denoiser=` after any method.")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vestige.errors import ConfigError
+from vestige.checks import check_state
 from vestige.release.door import Release
 
 
@@ -103,13 +103,7 @@ class Ascent:
 
     def check_state(self, state: Any) -> None:
         """Refuse a saved direction that does not fit."""
-        saved = state.get("direction") if isinstance(state, Mapping) else None
-        fits = isinstance(saved, Tensor) and saved.shape == self._direction.shape
-        if not fits or type(state.get("known")) is not bool:
-            raise ConfigError(
-                "the saved ascent direction does not fit: it was written by a run with another "
-                "model or method, or was damaged."
-            )
+        check_state("ascent", state, self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved direction that `check_state` has let through."""

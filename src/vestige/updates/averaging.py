@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vestige.checks import check_state
 from vestige.errors import ConfigError
 
 KINDS = ("ema", "uniform-tail", "fractional")
@@ -74,17 +75,7 @@ class Averaging:
 
     def check_state(self, state: Any) -> None:
         """Refuse saved averages that do not fit."""
-        means = state.get("means") if isinstance(state, Mapping) else None
-        if (
-            not isinstance(means, Mapping)
-            or means.keys() != self._means.keys()
-            or any(getattr(means[k], "shape", None) != v.shape for k, v in self._means.items())
-            or type(state.get("count")) is not int
-        ):
-            raise ConfigError(
-                "the saved averages do not fit: they were written by a run with another model or "
-                "without averaging, or were damaged."
-            )
+        check_state("averaging", state, self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from saved averages that `check_state` has let through."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vestige.checks import is_number
+from vestige.checks import check_state
 from vestige.errors import ConfigError
 from vestige.gradients.clipping import Quantile
 from vestige.release.door import Release
@@ -43,12 +43,10 @@ class ClipControl(ABC):
 
     def check_state(self, state: Any) -> None:
         """Refuse saved bounds that do not fit, before anything is changed."""
-        saved = state.get("bounds") if isinstance(state, Mapping) else None
-        fits = isinstance(saved, list | tuple) and len(saved) == len(self.bounds)
-        if not fits or not all(is_number(c) and c > 0 for c in saved or ()):
+        check_state("clip control", state, self.state_dict())
+        if min(state["bounds"]) <= 0:
             raise ConfigError(
-                "the saved clip bounds do not fit: they were written by a run with another model "
-                "or clipping, or were damaged."
+                f"the saved clip bounds {state['bounds']} are not all above 0: they were damaged."
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

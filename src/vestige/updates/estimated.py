@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vestige.errors import ConfigError
+from vestige.checks import check_state
 from vestige.plan import Table, at
 from vestige.release.door import _CERTIFICATE, Branch, Release
 from vestige.updates.filters import Filter
@@ -72,13 +72,7 @@ class EstimatedMemory:
 
     def check_state(self, state: Any, step: int) -> None:
         """Refuse a saved memory that does not fit, before anything is changed."""
-        saved = state.get("estimate") if isinstance(state, Mapping) else None
-        if not isinstance(saved, Tensor) or saved.shape != self._estimate.shape:
-            raise ConfigError(
-                "the saved memory does not fit: it was written by a run with another model or "
-                "method, or was damaged."
-            )
-        self._filter.check_state(state.get("filter"))
+        check_state("memory", state, self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved memory that `check_state` has let through."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vestige.errors import ConfigError
+from vestige.checks import check_state
 from vestige.release.door import Release
 
 
@@ -50,16 +50,7 @@ class Filter(ABC):
 
     def check_state(self, state: Any) -> None:
         """Refuse a saved filter that does not fit, before anything is changed."""
-        fits = isinstance(state, Mapping) and type(state.get("count")) is int
-        fits = fits and state["count"] >= 0
-        for name, value in self.state.items():
-            saved = state.get(name) if fits else None
-            fits = fits and isinstance(saved, Tensor) and saved.shape == value.shape
-        if not fits:
-            raise ConfigError(
-                "the saved filter does not fit: it was written by a run with another model or "
-                "method, or was damaged."
-            )
+        check_state("filter", state, self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved filter that `check_state` has let through."""

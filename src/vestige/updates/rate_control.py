@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from vestige.checks import is_number
+from vestige.checks import check_state
 from vestige.errors import ConfigError
 
 
@@ -57,9 +57,11 @@ class RateControl:
 
     def check_state(self, state: Any) -> None:
         """Refuse a saved multiplier that is none, before anything is changed."""
-        saved: Any = state.get("multiplier") if isinstance(state, Mapping) else None
-        if not is_number(saved) or saved <= 0:
-            raise ConfigError(f"the saved rate multiplier {saved!r} is no positive number.")
+        check_state("rate control", state, self.state_dict())
+        if state["multiplier"] <= 0:
+            raise ConfigError(
+                f"the saved rate multiplier {state['multiplier']!r} is no positive number."
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved multiplier that `check_state` has let through."""

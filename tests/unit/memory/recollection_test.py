@@ -271,7 +271,7 @@ def test_a_history_of_another_shape_is_refused():
     damaged = copy.deepcopy(state)
     damaged["memory"]["history"]["ring"] = torch.zeros(2, 2)
     same, *_ = private(FO(window=4))
-    with pytest.raises(ConfigError, match="ring does not fit"):
+    with pytest.raises(ConfigError, match="'ring': it should be"):
         same.load_state_dict(damaged)
     memory = state["memory"]
     history = memory["history"]
