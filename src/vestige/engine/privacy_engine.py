@@ -40,6 +40,7 @@ from vestige.privacy.ledger import Ledger, together
 from vestige.privacy.ledger_file import Account, LedgerFile, common_data, opened_here
 from vestige.privacy.ledger_file import read as read_ledger
 from vestige.privacy.noise_scales import GroupNoise, NoiseScale, noise_scales, shaped
+from vestige.release.door import Door
 from vestige.sampling.loader import PrivateLoader, check_loader
 from vestige.sampling.streams import Randomness
 
@@ -554,6 +555,11 @@ class PrivacyEngine:
     def plan(self) -> PrivacyPlan:
         """The public facts of the run."""
         return self._attached().plan
+
+    @property
+    def door(self) -> Door:
+        """Where releases come from; its `observers` are told of everything that goes through."""
+        return self._attached().door
 
     @property
     def ledger(self) -> Ledger:

@@ -236,6 +236,8 @@ class Run:
             self._gated_from = self.lots.first_lot
         self.capture.start(batch)
         self.losses.start(batch)
+        for observer in self.door.observers:
+            observer.handed_out(batch, self.memory.branch if self.memory else None)
 
     def check_state(self) -> None:
         """Refuse to write down a model that holds values of private batches."""

@@ -26,7 +26,7 @@ from vestige.checks import check_state
 from vestige.errors import ConfigError
 from vestige.memory.base import View
 from vestige.memory.products import Products
-from vestige.release.door import _CERTIFICATE, Branch, Release
+from vestige.release.door import Branch, Release, recalled
 
 # Columns at a time: float32 sums over more of them would lose digits, and a ring of a narrower type
 # is widened that much at a time.
@@ -116,7 +116,7 @@ class History:
         for part, columns in self._blocks():
             ring = self._ring[:, columns].to(self._mixed.dtype)
             torch.mv(ring.t(), factors[part], out=self._mixed[columns])
-        return Branch(self._mixed, self.count, _certificate=_CERTIFICATE)
+        return recalled(self._mixed, self.count)
 
     def _order(self) -> list[int]:
         """The rows of lags 1, 2, ..., window - 1."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vestige.checks import check_state
 from vestige.plan import Table, at
-from vestige.release.door import _CERTIFICATE, Branch, Release
+from vestige.release.door import Branch, Release, recalled
 from vestige.updates.filters import Filter
 
 
@@ -38,7 +38,7 @@ class EstimatedMemory:
         self.branch = None
         if self._filter.count and rest:
             torch.mul(self._estimate, rest, out=self._mixed)
-            self.branch = Branch(self._mixed, step, _certificate=_CERTIFICATE)
+            self.branch = recalled(self._mixed, step)
 
     @torch.no_grad()
     def remember(self, release: Release) -> None:

@@ -626,7 +626,7 @@ def test_the_memory_ratio_is_branch_over_release(monkeypatch):
     def release(self, clipped, rate, branch=None, gain=1.0, lot=None):
         memory = None if branch is None else branch.values.clone()
         out = original(self, clipped, rate, branch, gain, lot)
-        seen.append((memory, out.values.clone(), self._segments))
+        seen.append((memory, out.values.clone(), self.segments))
         return out
 
     monkeypatch.setattr(Door, "release", release)
