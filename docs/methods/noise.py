@@ -2,6 +2,7 @@
 
 from vestige.accounting import noise_for
 from vestige.clipping import Quantile
+
 from vestige.methods import planned_charges, resolve
 
 METHODS = [

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from vestige.checks import as_json, check_count, frozen, is_number, plain
+from vestige.checks import as_json, check_count, is_number, plain
 from vestige.errors import ConfigError
 
 Schedule = float | Sequence[float] | Callable[[int], float]
@@ -92,7 +92,7 @@ class PrivacyPlan:
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> PrivacyPlan:
         """The plan that `as_dict` gave."""
-        return cls(**{name: frozen(value) for name, value in saved.items()})
+        return cls(**{name: plain(value) for name, value in saved.items()})
 
 
 def lots_per_epoch(dataset_size: int, batch_size: int) -> int:

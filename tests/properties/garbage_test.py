@@ -66,7 +66,7 @@ def lots(monkeypatch):
 
     def spy(door, clipped, *args, **kwargs):
         counts = None if clipped._counts is None else clipped._counts.clone()
-        seen.append(Lot(clipped._values.clone(), clipped.bounds, counts, door._segments))
+        seen.append(Lot(clipped._values.clone(), clipped.bounds, counts, door.segments))
         return release(door, clipped, *args, **kwargs)
 
     monkeypatch.setattr(Door, "release", spy)

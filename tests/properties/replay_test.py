@@ -211,12 +211,12 @@ def test_the_neighbour_is_the_one_that_the_adjacency_says():
 def test_the_tape_leaves_nothing_behind():
     run = small_run(DPSGD(), records(SMALL), SMALL, noise_seed=1)
     door = run.engine._run.door
-    before = dict(door.__dict__), dict(door._randomness.__dict__)
+    before = dict(door.__dict__), dict(door.randomness.__dict__)
     with Tape(run.engine) as tape:
         assert "release" in door.__dict__
         run.go(tape, 2)
     assert door.__dict__.keys() - before[0].keys() == set()
-    assert door._randomness.__dict__.keys() == before[1].keys()
+    assert door.randomness.__dict__.keys() == before[1].keys()
     assert len(tape.seen.looks) == 2
     run.go(tape, 1)
     assert len(tape.seen.looks) == 2  # not recorded any more

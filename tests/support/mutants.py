@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from vestige.audit.rows_attack import batch_major
+from vestige.audit.verify import CHECKS
 from vestige.engine import state as saving
 from vestige.engine.run import Run
 from vestige.gradients import following
@@ -27,7 +28,7 @@ from vestige.methods import DPFTRL, DPIS, FO, FractionalNoise, Method
 from vestige.privacy import factorisation
 from vestige.privacy import noise_scales as noise
 from vestige.privacy.ledger import Ledger
-from vestige.release.door import Door
+from vestige.release.door import Branch, Door, Release
 from vestige.sampling import loader as sampling
 from vestige.sampling.loader import Batch, LotSampler, Poisson
 from vestige.sampling.streams import MEASURE, NOISE, Randomness
@@ -417,6 +418,29 @@ def history_of_raw_sums(patch):
 
     patch.setattr(Door, "release", noted)
     patch.setattr(History, "append", leaking)
+
+
+@mutant(
+    "a release of the raw sum, made with the proof of a branch",
+    {check: "could not run" for check in CHECKS if check != "rows"},
+    "fo",
+)
+def release_by_branch(patch):
+    proofs, init, release = [], Branch.__init__, Run._release
+
+    def noted(self, values, step, *, _certificate=None):
+        proofs.append(_certificate)
+        init(self, values, step, _certificate=_certificate)
+
+    def forged(self):
+        out = release(self)
+        if self.memory is None or not proofs:
+            return out
+        raw = self.capture.collector.total
+        return Release(raw, out.step, self.door, out.stds, out.counts, _certificate=proofs[-1])
+
+    patch.setattr(Branch, "__init__", noted)
+    patch.setattr(Run, "_release", forged)
 
 
 # -- the lots -------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ def ran(path: Path, pixels: bool = False, **settings: Any) -> Ran:
 def forms_of_key(session: training.Session) -> list[bytes]:
     run = session.engine._run
     assert run is not None
-    key = run.door._randomness._key
+    key = run.door.randomness._key
     return [key, key.hex().encode(), base64.b64encode(key)[:40]]
 
 

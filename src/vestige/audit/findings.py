@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from vestige.checks import as_json
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Finding:
             "what": self.what,
             "sentence": self.sentence,
             "step": self.step,
-            "figure": strict(self.figure),
-            "bound": strict(self.bound),
+            "figure": as_json(self.figure),
+            "bound": as_json(self.bound),
         }
 
 
@@ -59,14 +60,5 @@ class Report:
             "passed": self.passed,
             "not_applicable": self.not_applicable,
             "findings": [finding.as_dict() for finding in self.findings],
-            "figures": strict(self.figures),
+            "figures": as_json(self.figures),
         }
-
-
-def strict(value: Any) -> Any:
-    """Numbers as JSON knows them: infinity and NaN become strings."""
-    if isinstance(value, Mapping):
-        return {key: strict(item) for key, item in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

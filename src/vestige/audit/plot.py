@@ -17,7 +17,8 @@ import numpy.typing as npt
 from vestige.audit.bounds import clopper_pearson
 from vestige.audit.palette import GRID, INK, MUTED, SERIES, SHADE
 from vestige.audit.plot_files import write_plot
-from vestige.audit.result import AuditResult, Evidence, rounded_down
+from vestige.audit.result import AuditResult, Evidence
+from vestige.checks import round_down, round_up
 from vestige.privacy.ledger import Event
 
 if TYPE_CHECKING:
@@ -44,10 +45,11 @@ def write(result: AuditResult, path: Path) -> None:
     if claim is None:
         claim, word = result.epsilon_published, "published"
     figure.suptitle(
-        f"{result.method}, {result.mode}: epsilon {word} {_number(claim)},{_break(panels)}"
-        f"at least {rounded_down(result.epsilon_lower)}"
+        f"{result.method}, {result.mode}: epsilon {word} {round_up(claim, none='infinite')},"
+        f"{_break(panels)}"
+        f"at least {round_down(result.epsilon_lower)}"
         + (
-            f" (free) and {rounded_down(result.epsilon_lower_family)} (family)"
+            f" (free) and {round_down(result.epsilon_lower_family)} (family)"
             if result.epsilon_lower_family is not None
             else ""
         )
@@ -62,10 +64,6 @@ def _break(panels: int) -> str:
     return "\n" if panels == 1 else " "
 
 
-def _number(value: float | None) -> str:
-    return "infinite" if value is None else f"{value:.2f}"
-
-
 def _whole_run(axes: Axes, result: AuditResult, found: Evidence) -> None:
     _frame(axes, "Whole run: is the canary in the data?")
     x = np.linspace(0, 1, 500)
@@ -76,7 +74,7 @@ def _whole_run(axes: Axes, result: AuditResult, found: Evidence) -> None:
     if claim is not None:
         y = dp_curve(x, claim, result.delta)
         axes.fill_between(x, 0, y, color=SHADE, hatch="//", edgecolor=GRID, lw=0, zorder=0)
-        label = f"{word} ({claim:.2f}, {result.delta:g})-DP: nothing below"
+        label = f"{word} ({round_up(claim)}, {result.delta:g})-DP: nothing below"
         axes.plot(x, y, color=INK, lw=1.6, label=label)
     if found.claimed_events and claim is not None:
         curve = run_curve(x, found.claimed_events, claim)

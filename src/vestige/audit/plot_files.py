@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vestige.errors import ConfigError
+from vestige.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,9 +31,4 @@ def write_plot(figure: Figure, path: Path) -> None:
     """Draw the figure into the file; an interrupt leaves no half of it."""
     image = io.BytesIO()
     figure.savefig(image, format=path.suffix[1:].lower(), dpi=130)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(image.getvalue())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, image.getvalue())

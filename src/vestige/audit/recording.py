@@ -134,7 +134,7 @@ class Tape:
         run = engine._run
         assert run is not None
         self.seen = Recording(group_names=engine.plan.group_names)
-        self.seen.segments = list(run.door._segments)
+        self.seen.segments = list(run.door.segments)
         self._engine, self._run = engine, run
         self._frozen = None if frozen is None else iter(frozen)
         self._recalled: Tensor | None = None
@@ -146,7 +146,7 @@ class Tape:
         self._put_back = ExitStack()
 
     def __enter__(self) -> Tape:
-        door, randomness = self._run.door, self._run.door._randomness
+        door, randomness = self._run.door, self._run.door.randomness
         self._charges = engine_charges(self._engine)
         self._put(door, "release", self._of_sum("release"))
         self._put(door, "first_look", self._of_sum("first look"))

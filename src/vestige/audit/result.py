@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -10,12 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vestige.audit.bounds import Cut
+from vestige.checks import as_json, finite
 from vestige.privacy.ledger import Event
-
-
-def rounded_down(value: float) -> str:
-    """A lower bound with two decimals: more would claim more than was shown."""
-    return f"{math.floor(value * 100) / 100:.2f}"
 
 
 @dataclass(frozen=True)
@@ -88,8 +83,6 @@ class AuditResult:
             value = getattr(self, one.name)
             if one.name == "evidence":
                 continue
-            if isinstance(value, float) and not math.isfinite(value):
-                value = None
-            found[one.name] = list(value) if isinstance(value, tuple) else value
+            found[one.name] = as_json(finite(value) if isinstance(value, float) else value)
         found["violated"] = self.violated
         return found

@@ -22,10 +22,12 @@ from typing import Any
 from vestige.audit.canary import audit
 from vestige.audit.one_run import audit_one_run
 from vestige.audit.plot import write
-from vestige.audit.result import AuditResult, rounded_down
+from vestige.audit.result import AuditResult
 from vestige.audit.rows_attack import TRIALS as ROWS_TRIALS
 from vestige.audit.rows_attack import audit_rows
+from vestige.checks import round_down, round_up
 from vestige.errors import ConfigError
+from vestige.files import write_whole
 from vestige.methods import METHODS
 from vestige.statement.escaping import in_code, in_markdown
 
@@ -94,8 +96,8 @@ def write_rows(folder: Path, trials: int, seed: int | None, command: str) -> lis
     found = misattributed(min(trials, ROWS_TRIALS), seed)
     numbers = json.loads(written[0].read_text()) | _rows_numbers(found, command)
     text = written[1].read_text().partition(f"\n{_ROWS}")[0]
-    written[0].write_text(json.dumps(numbers, indent=2, allow_nan=False) + "\n")
-    written[1].write_text(text + _rows_markdown(found, command))
+    write_whole(written[0], json.dumps(numbers, indent=2, allow_nan=False) + "\n")
+    write_whole(written[1], text + _rows_markdown(found, command))
     return written
 
 
@@ -116,11 +118,11 @@ def write_table(
     text = markdown(every, sharp, command) + _rows_markdown(rows_found, command)
     files = {".json": numbers, ".md": text}
     if out.suffix:
-        out.write_text(files[out.suffix])
+        write_whole(out, files[out.suffix])
         return [out]
     written = [folder / "audit.json", folder / "table.md"]
-    written[0].write_text(numbers)
-    written[1].write_text(text)
+    write_whole(written[0], numbers)
+    write_whole(written[1], text)
     for one in (row.canary for row in every if row.canary.method in _PLOTTED):
         written.append(folder / f"{one.method}.png")
         write(one, written[-1])
@@ -216,11 +218,11 @@ def _own_seed(seed: int | None, row: int) -> int | None:
 
 
 def _up(value: float | None) -> str:
-    return "none" if value is None else f"{-(-value * 100 // 1) / 100:.2f}"
+    return round_up(value, none="none")
 
 
 def _down(value: float | None) -> str:
-    return "" if value is None else rounded_down(value)
+    return round_down(value, none="")
 
 
 def _bound(value: float | None, limit: float | None) -> str:
@@ -231,6 +233,6 @@ def _bound(value: float | None, limit: float | None) -> str:
 def _say(row: Row) -> None:
     one = row.canary
     claim = one.epsilon_published if one.epsilon_claimed is None else one.epsilon_claimed
-    family = "-" if one.epsilon_lower_family is None else f"{one.epsilon_lower_family:.2f}"
-    line = f"{one.method}: claim {claim:.2f}, free {one.epsilon_lower:.2f}, family {family}"
+    free, family = round_down(one.epsilon_lower), round_down(one.epsilon_lower_family, none="-")
+    line = f"{one.method}: claim {_up(claim)}, free {free}, family {family}"
     print(f"{line}, {one.seconds:.1f} s", file=sys.stderr, flush=True)

@@ -54,7 +54,7 @@ def correlated_scores(
     """The scores of a run with correlated noise."""
     run, lots = attacked.engine._attached(), attacked.transcript.lots
     assert run.door.correlation is not None
-    every = run.door.correlation._every
+    every = run.door.correlation.every
     mixing = Mixing(setting.method.tabulated(setting.steps), run.plan, max(lots) + 1)
     inverse = np.asarray(np.linalg.inv(mixing.covariance[np.ix_(lots, lots)]), dtype=np.float64)
     read, mu = standardised(attacked, canaries.count, noise)

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 from vestige import __version__
 from vestige.audit.plot_files import check_plot
-from vestige.checks import check_count
+from vestige.checks import check_count, round_up
 from vestige.cli import (
     audit as cli_audit,
 )
@@ -39,7 +39,7 @@ from vestige.cli import (
 from vestige.cli import (
     verify as cli_verify,
 )
-from vestige.cli.display import Display, methods_table, pairs, print_json, shown
+from vestige.cli.display import Display, methods_table, pairs, print_json
 from vestige.errors import ConfigError, StorageError, VestigeError
 from vestige.lab import spectrum_report
 from vestige.memory.spectrum import ESTIMATORS
@@ -327,8 +327,8 @@ def budget(
     if marginal:
         table.add_column(f"one group alone\n({report['marginal_note']})")
     for name, value in report["epsilon"].items():
-        row = [name, shown(value, 4)]
-        table.add_row(*row, *([shown(marginal[name], 4)] if marginal else []))
+        row = [name, round_up(value, 4)]
+        table.add_row(*row, *([round_up(marginal[name], 4)] if marginal else []))
     console = Console()
     console.print(table)
     console.print(f"sigma_eff {report['sigma_eff']:.6g}; guarantee: {report['guarantee']}")
@@ -359,11 +359,13 @@ def calibrate(
         print_json(report)
         return
     table = pairs()
-    table.add_row("noise multiplier", f"{shown(report['noise_multiplier'], 6)}  (joint: for train)")
+    table.add_row(
+        "noise multiplier", f"{round_up(report['noise_multiplier'], 6)}  (joint: for train)"
+    )
     if report["groups"] > 1:
-        per_group = shown(report["group_noise_multiplier"], 6)
+        per_group = round_up(report["group_noise_multiplier"], 6)
         table.add_row("in each group", f"{per_group}  ({report['groups']} groups)")
-    reached = f"{shown(report['epsilon'], 4)} at delta {report['delta']:g}"
+    reached = f"{round_up(report['epsilon'], 4)} at delta {report['delta']:g}"
     table.add_row("epsilon reached", f"{reached}  ({report['accountant']})")
     Console().print(table)
 

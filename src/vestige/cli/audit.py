@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from vestige.cli.display import pairs, print_json, shown
+from vestige.checks import round_down, round_up
+from vestige.cli.display import pairs, print_json
 from vestige.errors import ConfigError
+from vestige.files import write_whole
 from vestige.methods import METHODS
 
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ def audit(
     if numbers is not None:
         import json
 
-        numbers.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
+        write_whole(numbers, json.dumps(found, indent=2, allow_nan=False) + "\n")
     if as_json:
         print_json(found)
     else:
@@ -155,23 +157,21 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _print(result: AuditResult) -> None:
-    from vestige.audit.result import rounded_down
-
     table = pairs()
     how = f"{result.trials} canaries, {result.steps} steps, rate {result.sample_rate:g}"
     table.add_row("attacked", f"{result.method}, {result.mode}: {how}")
     claim = result.epsilon_claimed
     pair = f"delta {result.delta:g}"
-    table.add_row("claimed", "none" if claim is None else f"epsilon {shown(claim)}, {pair}")
+    table.add_row("claimed", "none" if claim is None else f"epsilon {round_up(claim)}, {pair}")
     if result.epsilon_published is not None:
-        table.add_row("published", f"epsilon {shown(result.epsilon_published)}, {pair}")
+        table.add_row("published", f"epsilon {round_up(result.epsilon_published)}, {pair}")
     level = f"at {result.level} confidence"
     table.add_row(
-        "at least", f"epsilon {rounded_down(result.epsilon_lower)}, free of assumptions, {level}"
+        "at least", f"epsilon {round_down(result.epsilon_lower)}, free of assumptions, {level}"
     )
     if result.epsilon_lower_family is not None:
         family = (
-            f"epsilon {rounded_down(result.epsilon_lower_family)}, through the mechanism's family"
+            f"epsilon {round_down(result.epsilon_lower_family)}, through the mechanism's family"
         )
         table.add_row("", f"{family}, {level}")
     table.add_row("noise", f"multiplier {result.noise_multiplier:.4g}{_allowed(result)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
@@ -16,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from vestige.checks import round_up
 from vestige.statement.escaping import in_terminal, printable
 from vestige.train.training import Progress
 
@@ -90,7 +90,7 @@ def print_result(result: dict[str, Any]) -> None:
     if result["guarantee"] == "none":
         table.add_row("privacy", "no guarantee: epsilon is infinite")
     else:
-        pair = f"(epsilon {shown(result['epsilon'])}, delta {result['delta']:g})"
+        pair = f"(epsilon {round_up(result['epsilon'])}, delta {result['delta']:g})"
         how = f"{result['adjacency']}, {result['accountant']}"
         table.add_row("privacy", f"{pair}  {in_terminal(how)}")
     noise = f"multiplier {result['noise_multiplier']:.4g}"
@@ -112,16 +112,8 @@ def pairs() -> Table:
     return table
 
 
-def shown(value: float | None, places: int = 2) -> str:
-    """An epsilon or the noise for it, rounded up: less would claim more than is known."""
-    if value is None:
-        return "no guarantee"
-    scale = 10**places
-    return f"{math.ceil(value * scale) / scale:.{places}f}"
-
-
 def _epsilon(value: float | None) -> str:
-    return "no guarantee" if value is None else f"epsilon {shown(value)}"
+    return "no guarantee" if value is None else f"epsilon {round_up(value)}"
 
 
 def _loss(value: float | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from vestige.checks import round_up
 from vestige.statement.escaping import in_terminal
 from vestige.train.config import CLIPPINGS, DATASETS, MODELS, TrainConfig
 from vestige.train.training import Progress
@@ -246,7 +246,7 @@ def _print_comparison(found: dict[str, Any]) -> None:
             line["method"],
             f"{line['lr']:g}",
             _noise(line["noise_multiplier"]),
-            _epsilon(line["epsilon"]),
+            round_up(line["epsilon"]),
             f"{accuracy['mean']:.4f}{std}",
             interval,
             difference,
@@ -263,10 +263,6 @@ def _print_comparison(found: dict[str, Any]) -> None:
 
 def _noise(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else "a schedule"
-
-
-def _epsilon(value: float | None) -> str:
-    return "no guarantee" if value is None else f"{math.ceil(value * 100) / 100:.2f}"
 
 
 def _print_json(value: dict[str, Any]) -> None:

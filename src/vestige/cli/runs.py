@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vestige.cli.display import Display, print_json, print_result, shown
+from vestige.checks import round_up
+from vestige.cli.display import Display, print_json, print_result
 from vestige.errors import ConfigError
 from vestige.privacy import accounting, ledger_file
 from vestige.statement.escaping import one_line, printable
@@ -89,7 +90,7 @@ def show(
                 f"noise multiplier {event['noise_multiplier']}"
             )
     for name, value in found["epsilon"].items():
-        typer.echo(f"epsilon by {name} at delta {delta:g}: {shown(value)}")
+        typer.echo(f"epsilon by {name} at delta {delta:g}: {round_up(value)}")
     seeded = f"; {SEEDED}" if found["test_mode"] else ""
     typer.echo(f"guarantee: {one_line(found['guarantee'])}{seeded}")
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from vestige.files import write_whole
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
@@ -40,4 +42,4 @@ def statement(
     if out is None:
         typer.echo(text, nl=False)
     else:
-        out.write_text(text, encoding="utf-8")
+        write_whole(out, text)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from vestige.checks import round_down, round_up
 from vestige.cli.display import print_json
 
 if TYPE_CHECKING:
@@ -115,9 +116,10 @@ def _seen(report: Report) -> str:
         return f"drawn at rate {drawn:.4f}, charged {charged:.4f}; {figures['charges']} charges"
     if report.check == "audit" and figures:
         family = figures["epsilon_lower_family"]
-        shown = "none" if family is None else f"{family:.2f}"
+        free = round_down(figures["epsilon_lower"])
+        claimed = round_up(figures["epsilon_claimed"])
         return (
-            f"epsilon at least {figures['epsilon_lower']:.2f} (family {shown}), claimed "
-            f"{figures['epsilon_claimed']:.2f}; {figures['trials']} canaries"
+            f"epsilon at least {free} (family {round_down(family)}), claimed {claimed}; "
+            f"{figures['trials']} canaries"
         )
     return ""

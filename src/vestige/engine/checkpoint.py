@@ -34,7 +34,7 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from vestige.errors import ConfigError, StorageError
-from vestige.files import replace_file
+from vestige.files import write_whole
 
 _FIRST = b"vestige checkpoint 1\n"
 _PARTS = {"engine", "model", "optimizer", "optimizer_class", "data", "others"}
@@ -48,8 +48,8 @@ def write(path: Path, state: Mapping[str, Any], secret: Mapping[str, Any]) -> No
     beside = _secret_path(path, digest)
     try:
         # The secrets first: a checkpoint that is there has its secrets.
-        replace_file(beside, json.dumps(secret).encode(), mode=0o600)
-        replace_file(path, _FIRST + digest.encode() + b"\n" + payload.getvalue())
+        write_whole(beside, json.dumps(secret).encode(), mode=0o600)
+        write_whole(path, _FIRST + digest.encode() + b"\n" + payload.getvalue())
     except OSError as error:
         raise StorageError(
             f"the checkpoint {str(path)!r} cannot be written ({error.strerror}): the earlier one, "

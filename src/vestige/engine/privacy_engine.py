@@ -38,6 +38,7 @@ from vestige.methods import Method, planned_charges, resolve
 from vestige.plan import PrivacyPlan, Schedule, lots_per_epoch, sampling_rate
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Ledger, together
+from vestige.release.door import Door
 from vestige.sampling.loader import PrivateLoader, check_loader
 from vestige.sampling.streams import Randomness
 from vestige.updates.averaging import Averaging
@@ -401,6 +402,11 @@ class PrivacyEngine:
     def plan(self) -> PrivacyPlan:
         """The public facts of the run."""
         return self._attached().plan
+
+    @property
+    def door(self) -> Door:
+        """Where releases come from; its `observers` are told of everything that goes through."""
+        return self._attached().door
 
     @property
     def ledger(self) -> Ledger:

@@ -191,6 +191,8 @@ class Run:
             self._gated = self.lots.first_lot
         self.capture.start(batch)
         self.losses.start(batch)
+        for observer in self.door.observers:
+            observer.handed_out(batch, self._branch())
 
     def _check_turn(self, batch: Batch) -> None:
         """Refuse a batch out of turn."""

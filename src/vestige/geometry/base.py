@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vestige.checks import is_number
+from vestige.checks import check_state, is_number, is_whole
 from vestige.errors import ConfigError
 
 _BLOCK = 2**20  # numbers of a block of rows: float64 temporaries stay at 8 MiB each
@@ -42,7 +42,7 @@ class Geometry(ABC):
                 f"a gradient of shape {tuple(like.shape)} and {like.dtype} has no direction to "
                 "release: pass a flat floating point tensor with at least two numbers."
             )
-        if isinstance(seed, bool) or not isinstance(seed, int):
+        if not is_whole(seed):
             raise ConfigError(f"seed={seed!r} must be an integer: it makes the first reference.")
         self.length = like.numel()  # P, of a gradient
         self.size = size
@@ -133,7 +133,7 @@ class Geometry(ABC):
                 f"values of shape {tuple(values.shape)} are no release of this geometry: it has "
                 f"{self.size} numbers."
             )
-        if isinstance(lot, bool) or not isinstance(lot, int) or lot < 1:
+        if not is_whole(lot) or lot < 1:
             raise ConfigError(f"lot={lot!r} must be a whole number of at least 1 example.")
         mean = values.double() / lot
         direction, self._reference = self._direction(mean[:-1])
@@ -146,14 +146,8 @@ class Geometry(ABC):
 
     def check_state(self, state: Any) -> None:
         """Refuse a saved reference that does not fit, before anything is changed."""
-        saved = state.get("reference") if isinstance(state, Mapping) else None
-        if (
-            not isinstance(saved, Tensor)
-            or saved.shape != self._reference.shape
-            or not saved.is_floating_point()
-            or not bool(saved.isfinite().all())
-            or not self._fits(saved.double())
-        ):
+        check_state("reference direction", state, self.state_dict(), finite_entries=True)
+        if not self._fits(state["reference"]):
             raise ConfigError(
                 "the saved reference direction does not fit: it was written by a run with another "
                 "model or method, or was damaged."

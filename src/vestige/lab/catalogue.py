@@ -1,8 +1,9 @@
-"""Where experiments are found: TOML files in a folder called experiments."""
+"""Where experiments are found: TOML files inside the package, or in a folder that is named."""
 
 from __future__ import annotations
 
 import os
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,15 @@ VARIABLE = "VESTIGE_EXPERIMENTS"
 
 
 def folder() -> Path:
-    """The folder with the experiments: VESTIGE_EXPERIMENTS, ./experiments, or the repository's."""
+    """The folder with the experiments: VESTIGE_EXPERIMENTS, or the one inside the package."""
     named = os.environ.get(VARIABLE)
-    # The package's own folder of the same name holds the runner, not the experiments.
-    here = [Path("experiments"), Path(__file__).resolve().parents[3] / "experiments"]
-    for candidate in [Path(named)] if named else here:
-        if candidate.is_dir() and any(candidate.glob("*.toml")):
-            return candidate
-    raise ConfigError(
-        f"no folder with experiments was found ({named or 'experiments/'} has no .toml file): run "
-        f"this in the repository, or name the folder in {VARIABLE}."
-    )
+    chosen = Path(named) if named else Path(str(resources.files("vestige.lab") / "experiments"))
+    if not any(chosen.glob("*.toml")):
+        raise ConfigError(
+            f"the folder {str(chosen)!r} holds no experiment, that is, no .toml file: name another "
+            f"one in {VARIABLE}, or leave the variable away."
+        )
+    return chosen
 
 
 def names() -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vestige.checks import check_count
+from vestige.checks import check_count, round_up
 from vestige.engine.ending import ending
 from vestige.errors import ConfigError
 from vestige.lab.statistics import PairedTest, corrected, paired_test, summarise
@@ -284,10 +284,10 @@ def words(report: dict[str, Any]) -> Sequence[str]:
         who = ", ".join(report["not_private"]) or "a run"
         said.append(f"The whole study has no guarantee: {who} has an infinite epsilon.")
     else:
-        cost = math.ceil(report["study_epsilon"] * 100) / 100
+        cost = round_up(report["study_epsilon"])
         said.append(
             f"The whole study, all {runs} runs together, tuning included, costs (epsilon "
-            f"{cost:.2f}, delta {delta:g}); publishing one run's model alone still costs the "
+            f"{cost}, delta {delta:g}); publishing one run's model alone still costs the "
             "whole study where results of the others were looked at."
         )
     if report["validation_records"]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from vestige.errors import ConfigError
+from vestige.files import write_whole
 from vestige.lab import catalogue
 from vestige.lab.definition import Experiment
 from vestige.lab.grid import Row
@@ -81,9 +82,7 @@ def _write(experiment: Experiment, rows: Mapping[str, Row], folder: Path) -> lis
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in ((TABLE, page), (NUMBERS, f"{text}\n")):
-            partial = folder / f".{name}.partial"
-            partial.write_text(content, encoding="utf-8")
-            partial.replace(folder / name)
+            write_whole(folder / name, content)
             written.append(folder / name)
     except OSError as error:
         raise OSError(

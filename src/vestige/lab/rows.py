@@ -15,9 +15,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from vestige.errors import ConfigError
+from vestige.files import write_all, write_whole
 from vestige.lab.grid import Row
 from vestige.lab.setting import config_hash
 
@@ -141,7 +141,7 @@ class RowStore(Rows):
             try:
                 before = os.fstat(file).st_size
                 try:
-                    _write(file, line)
+                    write_all(file, line)
                     os.fsync(file)
                 except OSError as error:
                     with contextlib.suppress(OSError):
@@ -185,12 +185,7 @@ class RowStore(Rows):
                     torn.writelines(bad)
                     torn.flush()
                     os.fsync(torn.fileno())
-            partial = self.path.with_name(f".{ROWS}.partial")
-            with partial.open("wb") as file:
-                file.writelines(good)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self.path)
+            write_whole(self.path, b"".join(good))
         except OSError as error:
             raise self._unwritten(error) from error
         if bad:
@@ -241,10 +236,3 @@ def merge(store: RowStore, source: Path) -> tuple[int, int]:
             store.append(row)
             added += 1
     return added, known
-
-
-def _write(file: int, data: bytes) -> None:
-    """All of it: a write may stop short on a disk that is nearly full."""
-    rest: Any = memoryview(data)
-    while rest:
-        rest = rest[os.write(file, rest) :]

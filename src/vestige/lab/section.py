@@ -5,10 +5,10 @@ Every message names the file, the place in it and the key, so that it can be men
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError
 
 
@@ -127,5 +127,4 @@ class Section:
 
 
 def _is_positive(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value > 0
+    return is_number(value) and value > 0

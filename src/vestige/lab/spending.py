@@ -6,9 +6,9 @@ epochs, evenly spaced; an epoch in between has the value of the next one that wa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+from vestige.checks import digits_up, finite
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
 
@@ -34,7 +34,4 @@ def epsilon_curve(
 
 def _shown(value: float) -> float | None:
     """Five digits, rounded up: less would claim more than is known."""
-    if not math.isfinite(value) or value == 0:
-        return value if math.isfinite(value) else None
-    unit = 10.0 ** (math.floor(math.log10(value)) - 4)
-    return float(f"{math.ceil(value / unit) * unit:.6g}")
+    return finite(digits_up(value, 5))

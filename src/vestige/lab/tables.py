@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from vestige.checks import round_up
 from vestige.lab.definition import Experiment
 from vestige.lab.summary import Numbers
 from vestige.statement.escaping import all_in_markdown, in_code, in_markdown
@@ -181,7 +181,7 @@ def _epsilon(name: str) -> Callable[[Numbers], str]:
         value = line[name]
         if value is None:
             return "no guarantee" if name == "epsilon" else "-"
-        return f"{math.ceil(value * 100) / 100:.2f}"  # up: less would claim more than is known
+        return round_up(value)
 
     return show
 

@@ -22,10 +22,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vestige.checks import check_state
 from vestige.errors import ConfigError
 from vestige.memory.products import Products
 from vestige.memory.rules import View
-from vestige.release.door import _CERTIFICATE, Branch, Release
+from vestige.release.door import Branch, Release, recalled
 
 # Columns at a time: float32 sums over more of them would lose digits, and a ring of a narrower type
 # is widened that much at a time.
@@ -115,7 +116,7 @@ class History:
         for part, columns in self._blocks():
             ring = self._ring[:, columns].to(self._mixed.dtype)
             torch.mv(ring.t(), factors[part], out=self._mixed[columns])
-        return Branch(self._mixed, self.count, _certificate=_CERTIFICATE)
+        return recalled(self._mixed, self.count)
 
     def _order(self) -> list[int]:
         """The rows of lags 1, 2, ..., window - 1."""
@@ -154,24 +155,12 @@ class History:
 
     def check_state(self, state: Any, step: int) -> None:
         """Refuse a saved history that does not fit this one or does not end before `step`."""
-        if not isinstance(state, Mapping):
-            raise _misfit("history", "is missing")
-        for name, ours in self.state_dict().items():
-            saved = state.get(name)
-            if isinstance(ours, int):
-                if type(saved) is not int or saved < 0:
-                    raise _misfit(name, "is no count")
-            elif name == "products":
-                if not self._inner.fits(saved):
-                    raise _misfit(name, "do not fit")
-            elif (
-                not isinstance(saved, Tensor)
-                or (saved.shape, saved.dtype) != (ours.shape, ours.dtype)
-                or not torch.isfinite(saved).all()
-            ):
-                raise _misfit(name, "does not fit")
+        check_state("history", state, self.state_dict(), finite_entries=True)
         if state["count"] != step or state["kept"] > step:
-            raise _misfit("count", f"is not that of the {step} releases")
+            raise ConfigError(
+                f"the saved history's count is not that of the {step} releases: it was written by "
+                "a run with another model, window or clipping, or was damaged."
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved history that `check_state` has let through."""
@@ -179,10 +168,3 @@ class History:
         self._ring.copy_(state["ring"])
         self._trend.copy_(state["trend"])
         self._inner.load_state_dict(state["products"])
-
-
-def _misfit(name: str, what: str) -> ConfigError:
-    return ConfigError(
-        f"the saved history's {name} {what}: it was written by a run with another model, window "
-        "or clipping, or was damaged."
-    )

@@ -68,19 +68,8 @@ class Products:
         gram, trend, square = (array.tolist() for array in self._arrays())
         return {"gram": gram, "trend": trend, "trend_square": square, "started": self.started}
 
-    def fits(self, state: Any) -> bool:
-        """Whether `load_state_dict` can take `state`: the same shapes, and finite numbers."""
-        if not isinstance(state, Mapping) or type(state.get("started")) is not bool:
-            return False
-        try:
-            saved = [np.asarray(state[n], dtype=float) for n in ("gram", "trend", "trend_square")]
-        except (KeyError, TypeError, ValueError):
-            return False
-        pairs = zip(saved, self._arrays(), strict=True)
-        return all(a.shape == b.shape and bool(np.isfinite(a).all()) for a, b in pairs)
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state that `fits`."""
+        """Continue from a saved state that `check_state` has let through."""
         self.gram = np.array(state["gram"], dtype=float)
         self.trend = np.array(state["trend"], dtype=float)
         self.trend_square = np.array(state["trend_square"], dtype=float)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vestige.checks import is_number
+from vestige.checks import check_state, is_number
 from vestige.errors import ConfigError
 from vestige.gradients.groups import Groups
 from vestige.memory import spectrum
@@ -158,8 +158,8 @@ class Recollection(Part):
         self._history.check_state(state["history"], releases)
         if self._spectra is not None:
             self._spectra.check_state(state["exponents"])
-        if self._noise and not self._noise.fits(state["noise"]):
-            raise ConfigError("the saved memory's noise does not fit: it was damaged.")
+        if self._noise:
+            check_state("memory's noise", state["noise"], self._noise.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved memory that `check_state` has let through.

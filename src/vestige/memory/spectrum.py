@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from vestige.checks import is_number, plain
 from vestige.errors import ConfigError
 
 # numpy and torch are imported where they are needed: the names and checks below cost nothing.
@@ -132,8 +133,7 @@ def check(estimator: str, tail: float = 0.5) -> None:
         raise ConfigError(
             f"estimator {estimator!r} is unknown: choose one of {', '.join(ESTIMATORS)}."
         )
-    number = isinstance(tail, int | float) and not isinstance(tail, bool)
-    if not number or not 0 < tail <= 1:
+    if not is_number(plain(tail)) or not 0 < tail <= 1:
         raise ConfigError(
             f"tail {tail!r} is not in (0, 1]: give the share of the eigenvalues that belongs to "
             "the tail, for example 0.5."

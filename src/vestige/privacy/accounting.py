@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vestige.checks import finite, is_whole, round_up
 from vestige.errors import ConfigError
 from vestige.plan import Table, at
 from vestige.privacy.composition import composed_epsilon
@@ -206,9 +207,9 @@ def noise_for(
     if left < _LEAST_LEFT:
         raise ConfigError(
             f"target_epsilon {target} is used up by the ledger: the {_releases(earlier)} releases "
-            f"on it have epsilon {before:.4f} (accountant {name}) and leave no room for a run. "
-            "Raise the target, or take a ledger of other data; a run that is on the ledger goes on "
-            "by resume."
+            f"on it have epsilon {round_up(before, 4)} (accountant {name}) and leave no room for "
+            "a run. Raise the target, or take a ledger of other data; a run that is on the ledger "
+            "goes on by resume."
         )
     start = largest
     if name == "pld":
@@ -304,7 +305,7 @@ def budget(
 
     def costs(sigma: float) -> dict[str, float | None]:
         event = Event(sample_rate, sigma, steps)
-        return {name: _finite(epsilon([event], delta, name)) for name in ACCOUNTANTS}
+        return {name: finite(epsilon([event], delta, name)) for name in ACCOUNTANTS}
 
     costs_of_all = costs(joint / beta)
     report: dict[str, Any] = {
@@ -404,10 +405,6 @@ def _search(
     return math.exp(point)
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _check_delta(delta: float) -> float:
     if isinstance(delta, bool | str) or not 0 < delta < 1:
         raise ConfigError(
@@ -442,7 +439,7 @@ def _check_beta(beta: float) -> float:
 
 
 def _check_groups(groups: int) -> int:
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+    if not is_whole(groups) or groups < 1:
         raise ConfigError(
             f"groups {groups!r} is not a whole number >= 1: give the number of clipping groups"
         )

@@ -20,7 +20,7 @@ class Correlation:
     """A noise process whose rows are lots, and its charge for every `every` lots."""
 
     def __init__(self, process: NoiseProcess, every: int, charge: Charge) -> None:
-        self._process, self._every, self._charge = process, every, charge
+        self._process, self.every, self._charge = process, every, charge
         self._first = 0  # the lot that the process began with
         self._paid = -1  # the last stretch that was charged
 
@@ -30,7 +30,7 @@ class Correlation:
 
     def begins(self, lot: int) -> Charge | None:
         """What will be charged when `lot` comes in its turn: None within a stretch."""
-        return self._charge if (lot - self._first) % self._every == 0 else None
+        return self._charge if (lot - self._first) % self.every == 0 else None
 
     def paid(self, lot: int) -> None:
         """The charge of the stretch of `lot` is in the ledger."""
@@ -53,4 +53,4 @@ class Correlation:
             self._first = lot
 
     def _stretch(self, lot: int) -> int:
-        return (lot - self._first) // self._every
+        return (lot - self._first) // self.every

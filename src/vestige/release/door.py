@@ -31,13 +31,15 @@ from vestige.gradients.groups import Groups
 from vestige.privacy.accounting import Charge
 from vestige.privacy.ledger import Event, Facts, Ledger, Spending
 from vestige.privacy.noise_scales import NoiseScale
+from vestige.release.observer import Observer, Passage
 from vestige.sampling.streams import COUNTS, FIRST_LOOK, MEASURE, NOISE, Randomness
 
 if TYPE_CHECKING:
     from vestige.privacy.ledger_file import Account
     from vestige.release.correlation import Correlation
 
-_CERTIFICATE = object()  # shared with the makers of branches in history.py and memory/estimated.py
+_RELEASED = object()  # proves that a Release came out of the door: it never leaves this module
+_RECALLED = object()  # proves that a Branch was made by `recalled`, and proves nothing else
 
 # A mechanism that is not additive: from a sum, noise of standard deviation sigma and the clip
 # bounds to what is let out. Only methods that are published as private and are not have one.
@@ -93,7 +95,7 @@ class Release:
         *,
         _certificate: object = None,
     ) -> None:
-        if _certificate is not _CERTIFICATE:
+        if _certificate is not _RELEASED:
             raise TypeError(
                 "a Release can only come out of Door.release: it certifies that noise was added "
                 "and the ledger was charged."
@@ -119,12 +121,18 @@ class Branch:
     __slots__ = ("step", "values")
 
     def __init__(self, values: Tensor, step: int, *, _certificate: object = None) -> None:
-        if _certificate is not _CERTIFICATE:
+        if _certificate is not _RECALLED:
             raise TypeError(
                 "a Branch can only come out of a memory of releases: it certifies that it was made "
                 "from releases alone."
             )
         self.values, self.step = values, step
+
+
+def recalled(values: Tensor, step: int) -> Branch:
+    """The branch of `step`, for memories alone: who calls this says that `values` come from
+    releases. What it can make is a branch, never a release."""
+    return Branch(values, step, _certificate=_RECALLED)
 
 
 class Door:
@@ -133,7 +141,8 @@ class Door:
     `noise` is the scale of every step, or one per step, the last of which holds beyond.
     `count_noise` is the standard deviation of the noise on the counts of quantile clipping. With
     `distortion` the mechanism is one that is not private, and every charge is at multiplier 0; so
-    it is with `private=False`, for methods that leak elsewhere.
+    it is with `private=False`, for methods that leak elsewhere. `observers` are told what goes
+    through: there are none in ordinary runs.
     """
 
     def __init__(
@@ -153,10 +162,10 @@ class Door:
         position: Position | None = None,
     ) -> None:
         self._scales = (noise,) if isinstance(noise, NoiseScale) else tuple(noise)
-        self._randomness, self.ledger = randomness, ledger
-        self._segments = groups.segments() if segments is None else list(segments)
+        self.randomness, self.ledger, self.groups = randomness, ledger, groups
+        self.segments = groups.segments() if segments is None else list(segments)
+        self.observers: list[Observer] = []
         self._count_noise, self.correlation = count_noise, correlation
-        self._counted = groups.count
         self._distortion = distortion
         self._private = private and distortion is None
         self._buffer: Tensor | None = None
@@ -186,7 +195,7 @@ class Door:
         """The inverse multiplier of the counts: one record moves each of them by 1/2."""
         if self._count_noise is None:
             return 0.0
-        sensitivity = math.sqrt(self._counted) / 2
+        sensitivity = math.sqrt(self.groups.count) / 2
         return sensitivity / self._count_noise if self._count_noise else math.inf
 
     def charge(self, sample_rate: float, gain: float = 1.0, lot: int | None = None) -> None:
@@ -222,6 +231,8 @@ class Door:
         self.ledger.charge(event.sample_rate, event.noise_multiplier, self.account)
         self.own.charge(event.sample_rate, event.noise_multiplier)
         self.ledger.pending.pop(self.run, None)
+        for observer in self.observers:
+            observer.charged(event)
 
     def release(
         self,
@@ -238,24 +249,26 @@ class Door:
         self._check(clipped)
         if branch is not None:
             self._check_branch(branch)
+        passage = self._arrives("release", clipped, lot, gain, branch)
         before = self._released_before(f"release {self.steps}")
         if before is None or self._paid or self.correlation is not None:
             self.charge(sample_rate, gain, lot)
         else:
             self._found_again()
+        self._draws(passage)
         total, stds = clipped._values, self.noise.stds(clipped.bounds)
         if self._buffer is None:
             self._buffer = torch.empty_like(total)  # a fresh one for every step costs page faults
         values = self._buffer
         if self._distortion is not None:
             noise = torch.empty_like(total)
-            for block, part in self._randomness.normal_blocks(total, self.steps):
+            for block, part in self.randomness.normal_blocks(total, self.steps):
                 noise[block] = part
             values.copy_(self._distortion(total, noise.mul_(self.noise.joint), clipped.bounds))
         elif self.correlation is not None:
             assert lot is not None
             noise, scale = self.correlation.noise(lot), self.correlation.marginal(lot)
-            for at, std in zip(self._segments, stds, strict=True):
+            for at, std in zip(self.segments, stds, strict=True):
                 torch.add(total[at], noise[at], alpha=std, out=values[at])
             stds = tuple(std * scale for std in stds)
         else:
@@ -263,7 +276,8 @@ class Door:
         counts = self._noisy_counts(clipped)
         self._remember(f"release {self.steps}", before, values, counts)
         self.position.release += 1
-        return Release(values, self.steps - 1, self, stds, counts, _certificate=_CERTIFICATE)
+        counts = self._leaves(passage, values, stds, counts)
+        return Release(values, self.steps - 1, self, stds, counts, _certificate=_RELEASED)
 
     def first_look(self, clipped: ClippedSum, sample_rate: float, lot: int) -> Release:
         """A noisy sum of a lot that will be released once more: the pair is charged here, once.
@@ -278,6 +292,7 @@ class Door:
                 f"lot {lot} was looked at before: the same noise would be added to another sum. "
                 "Call engine.abandon_lot() and go on with the next batch."
             )
+        passage = self._arrives("first look", clipped, lot)
         self._last_look = lot
         self._paid = False
         before = self._released_before(f"first look {lot}")
@@ -286,13 +301,15 @@ class Door:
         else:
             self._found_again()
         self._paid = True
+        self._draws(passage)
         if self._first_look is None:
             self._first_look = torch.empty_like(clipped._values)
         stds = self.noise.stds(clipped.bounds)
         noise = self._noise(clipped._values, stds, FIRST_LOOK, lot)
         self._add(clipped._values, None, 1.0, noise, self._first_look)
         self._remember(f"first look {lot}", before, self._first_look)
-        return Release(self._first_look, self.steps - 1, self, stds, _certificate=_CERTIFICATE)
+        self._leaves(passage, self._first_look, stds)
+        return Release(self._first_look, self.steps - 1, self, stds, _certificate=_RELEASED)
 
     def measurement_cost(self, multiplier: float) -> Event:
         """What the ledger is charged for one number of the whole data."""
@@ -304,15 +321,56 @@ class Door:
 
     def measure(self, total: float, bound: float, multiplier: float, lot: int) -> float:
         """A noisy number of the whole data, to which one record adds at most `bound`."""
+        exact = torch.tensor([total], dtype=torch.float64)
+        passage = self._arrives("measurement", ClippedSum(exact, (bound,)), lot)
         before = self._released_before(f"measure {lot}")
         if before is None:
             self.charge_measurement(multiplier)
         else:
             self._found_again()
-        noise = float(self._randomness.normals(MEASURE, lot, 1)[0])
-        found = total + multiplier * bound * noise
-        self._remember(f"measure {lot}", before, torch.tensor([found], dtype=torch.float64))
-        return found
+        self._draws(passage)
+        noise = float(self.randomness.normals(MEASURE, lot, 1)[0])
+        noisy = exact + multiplier * bound * noise
+        self._remember(f"measure {lot}", before, noisy)
+        self._leaves(passage, noisy, (multiplier * bound,))
+        return float(noisy)
+
+    def _arrives(
+        self,
+        kind: str,
+        clipped: ClippedSum,
+        lot: int | None,
+        gain: float = 1.0,
+        branch: Branch | None = None,
+    ) -> Passage | None:
+        """Tell the observers what is about to be released: nobody in ordinary runs."""
+        if not self.observers:
+            return None
+        total, counts = clipped._values, clipped._counts
+        passage = Passage(kind, lot, self.steps, gain, clipped.bounds, total, branch, counts)
+        for observer in self.observers:
+            observer.arrives(passage)
+        return passage
+
+    def _draws(self, passage: Passage | None) -> None:
+        if passage is not None:
+            for observer in self.observers:
+                observer.drawing(passage)
+
+    def _leaves(
+        self,
+        passage: Passage | None,
+        values: Tensor,
+        stds: tuple[float, ...],
+        counts: tuple[float, ...] | None = None,
+    ) -> tuple[float, ...] | None:
+        """Tell the observers what is let out; the noisy counts, which a replay may have changed."""
+        if passage is None:
+            return counts
+        passage.values, passage.stds, passage.noisy_counts = values, stds, counts
+        for observer in self.observers:
+            observer.released(passage)
+        return passage.noisy_counts
 
     def replays(self, name: str) -> bool:
         """Whether that release was made before a crash, and will be compared with that."""
@@ -320,7 +378,7 @@ class Door:
 
     def _released_before(self, name: str) -> str | None:
         """The digest of the same release before a crash: in test mode it is made once more."""
-        if not self._randomness.repeatable or self.account is None:
+        if not self.randomness.repeatable or self.account is None:
             return None
         return self.account.digest(f"{name} of {self.run}")
 
@@ -331,7 +389,7 @@ class Door:
 
         The same noise over another sum would reveal the difference of the sums.
         """
-        if not self._randomness.repeatable or self.account is None:
+        if not self.randomness.repeatable or self.account is None:
             return
         digest = hashlib.blake2b(values.detach().cpu().numpy().tobytes(), digest_size=16)
         digest.update(repr(counts).encode())
@@ -369,7 +427,7 @@ class Door:
             return None
         assert clipped._counts is not None
         exact = clipped._counts.tolist()
-        noise = self._randomness.normals(COUNTS, self.steps, len(exact))
+        noise = self.randomness.normals(COUNTS, self.steps, len(exact))
         return tuple(float(c + self._count_noise * z) for c, z in zip(exact, noise, strict=True))
 
     def _add(
@@ -400,11 +458,11 @@ class Door:
         if not any(stds):
             yield slice(0, like.numel()), torch.zeros_like(like), 0.0
             return
-        for block, noise in self._randomness.normal_blocks(like, number, purpose):
+        for block, noise in self.randomness.normal_blocks(like, number, purpose):
             if len(set(stds)) == 1:
                 yield block, noise, stds[0]
                 continue
-            for segment, std in zip(self._segments, stds, strict=True):
+            for segment, std in zip(self.segments, stds, strict=True):
                 first, last = max(segment.start, block.start), min(segment.stop, block.stop)
                 if first < last:
                     noise[first - block.start : last - block.start].mul_(std)

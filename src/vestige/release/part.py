@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from vestige.checks import is_number
-from vestige.errors import ConfigError
+from vestige.checks import check_state
 from vestige.release.door import Branch, Release
 
 
@@ -51,12 +50,7 @@ class Saved:
 
     def check_state(self, state: Any, releases: int) -> None:
         """Refuse a saved state that does not fit, or is not that of a run of `releases`."""
-        whole = isinstance(state, Mapping) and set(self.saved) <= set(state)
-        if not whole or not all(_fits(state[n], getattr(self, n), releases) for n in self.saved):
-            raise ConfigError(
-                f"the saved {self.what} does not fit: it was written by a run with another model, "
-                "method or clipping, or was damaged."
-            )
+        check_state(self.what, state, self.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
@@ -100,28 +94,6 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()}
     return list(value) if isinstance(value, tuple) else value
-
-
-def _fits(saved: Any, ours: Any, releases: int) -> bool:
-    """Whether `saved` can take the place of `ours`."""
-    if isinstance(ours, Saved):
-        ours.check_state(saved, releases)
-        return True
-    if isinstance(ours, Tensor):
-        alike = isinstance(saved, Tensor) and saved.shape == ours.shape
-        return alike and saved.is_floating_point() == ours.is_floating_point()
-    if isinstance(ours, dict):
-        if not isinstance(saved, Mapping) or saved.keys() != ours.keys():
-            return False
-        return all(_fits(saved[key], value, releases) for key, value in ours.items())
-    if isinstance(ours, tuple):
-        alike = isinstance(saved, list | tuple) and len(saved) == len(ours)
-        return alike and all(is_number(value) for value in saved)
-    if isinstance(ours, bool):
-        return type(saved) is bool
-    if isinstance(ours, int):
-        return type(saved) is int and saved >= 0
-    return is_number(saved)
 
 
 def _restored(saved: Any, ours: Any) -> Any:

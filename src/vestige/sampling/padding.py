@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from vestige.checks import is_whole
 from vestige.errors import ConfigError
 
 
@@ -34,7 +35,7 @@ class PadTo:
         collate: Callable[[list[Any]], Any] = default_collate,
     ) -> None:
         for number in length.values() if isinstance(length, Mapping) else (length,):
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            if not is_whole(number) or number < 1:
                 raise ConfigError(
                     f"PadTo(length={length!r}): the length must be a whole number above 0, public "
                     "and at least that of the longest record."

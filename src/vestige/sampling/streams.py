@@ -21,7 +21,7 @@ import hashlib
 import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from torch import Tensor
 
+from vestige.checks import is_whole
 from vestige.errors import ConfigError, PrivacyError
 
 LOTS, NOISE, WORKERS, FORWARD = b"lots", b"noise", b"workers", b"forward"
@@ -44,12 +45,15 @@ def secret_bytes(key: bytes, purpose: bytes, step: int) -> CipherContext:
 
 
 class Randomness:
-    """The secret streams of one run."""
+    """The secret streams of one run.
+
+    `relabel` gives streams other addresses: a replay of a run keeps its lots and draws other noise.
+    """
+
+    relabel: Callable[[bytes], bytes] | None = None
 
     def __init__(self, noise_seed: int | None = None, secure: bool = False) -> None:
-        if noise_seed is not None and (
-            isinstance(noise_seed, bool) or not isinstance(noise_seed, int)
-        ):
+        if noise_seed is not None and not is_whole(noise_seed):
             raise ConfigError(
                 f"noise_seed={noise_seed!r} must be an integer, or None for fresh noise from the "
                 "operating system."
@@ -74,7 +78,8 @@ class Randomness:
                 "this process was forked after make_private: two processes would add the same "
                 "noise. Call make_private in the process that trains."
             )
-        return secret_bytes(self._key, purpose, step)
+        address = purpose if self.relabel is None else self.relabel(purpose)
+        return secret_bytes(self._key, address, step)
 
     def uniforms(self, purpose: bytes, step: int, count: int) -> npt.NDArray[np.float64]:
         """`count` numbers in (0, 1], on the grid of 2^-53."""

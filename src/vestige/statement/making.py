@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any
 
 import vestige
+from vestige.checks import finite, round_up
 from vestige.methods import METHODS
 from vestige.plan import PrivacyPlan
 from vestige.privacy import accounting
@@ -16,7 +17,7 @@ from vestige.privacy.ending import AS_PLANNED, GUARD, OPEN, PLANNED, Ending
 from vestige.privacy.ledger import Event, merge
 from vestige.statement import coverage, curves
 from vestige.statement.mechanism import marginal, mechanism, sampler
-from vestige.statement.plain import charged_span, event_rows, finite, plain, public_facts, span
+from vestige.statement.plain import charged_span, event_rows, plain, public_facts, span
 
 NAME, VERSION = "vestige privacy statement", 1
 PRIVATE, TEST_MODE, NONE = "private", "test mode", "none"
@@ -178,7 +179,7 @@ def _headline(
         )
     scope = "This run, together with what its ledger held before," if composed else "This run"
     claim = (
-        f"{scope} is (epsilon, delta)-differentially private with epsilon = {rounded_up(epsilon)} "
+        f"{scope} is (epsilon, delta)-differentially private with epsilon = {round_up(epsilon, 3)} "
         f"at delta = {delta:g}. Neighbouring data: {plan.adjacency}."
     )
     if status == TEST_MODE:
@@ -187,12 +188,6 @@ def _headline(
             f"protected from anyone who knows or guesses it. For everybody else: {claim}"
         )
     return claim
-
-
-def rounded_up(value: float, places: int = 3) -> str:
-    """An epsilon in decimals, never less than it is."""
-    scale = 10**places
-    return f"{math.ceil(value * scale) / scale:.{places}f}"
 
 
 def _warnings(
@@ -211,7 +206,7 @@ def _warnings(
     if status != NONE and epsilon >= _WEAK:
         found.append(
             f"An epsilon of {_WEAK:g} or more protects little on its own: the formal bound lets an "
-            f"observer's odds change by a factor of e^{rounded_up(epsilon, 1)}."
+            f"observer's odds change by a factor of e^{round_up(epsilon, 1)}."
         )
     if delta * plan.dataset_size >= 1:
         found.append(
@@ -246,18 +241,18 @@ def _ending(
 
 
 def _meaning(epsilon: float, delta: float, trade_off: Sequence[tuple[float, float]]) -> list[str]:
-    odds = f"{math.exp(epsilon):.3g}" if epsilon < 700 else f"e^{rounded_up(epsilon, 1)}"
+    odds = f"{math.exp(epsilon):.3g}" if epsilon < 700 else f"e^{round_up(epsilon, 1)}"
     found = [
         "For any two neighbouring datasets and any set of outcomes, the probability of the "
-        f"outcomes on one is at most e^{rounded_up(epsilon)} (about {odds}) times that on the "
+        f"outcomes on one is at most e^{round_up(epsilon, 3)} (about {odds}) times that on the "
         f"other, plus {delta:g}."
     ]
     by_alarm = dict(trade_off)
     if 0.01 in by_alarm:
-        caught = math.ceil((1 - by_alarm[0.01]) * 1000) / 10
+        caught = round_up(100 * (1 - by_alarm[0.01]), 1)
         found.append(
             "Whoever tests whether a given record was used, and would say yes with a chance of at "
-            f"most 1 % if it was not, says yes with a chance of at most {caught:.1f} % if it was."
+            f"most 1 % if it was not, says yes with a chance of at most {caught} % if it was."
         )
     return found
 

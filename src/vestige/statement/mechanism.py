@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from vestige.checks import finite
 from vestige.methods import METHODS
 from vestige.plan import PrivacyPlan
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event, merge
-from vestige.statement.plain import charged_span, finite, plain, shown, span
+from vestige.statement.plain import charged_span, plain, shown, span
 
 _DIRECTIONS = ("direction", "magnitude")  # what a geometry releases instead of a gradient
 

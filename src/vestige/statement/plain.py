@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vestige.checks import as_json
 from vestige.errors import PrivacyError
 from vestige.privacy.ledger import Event
 
@@ -16,20 +17,12 @@ _SECRET = ("noise_seed", "key", "generator_state")
 
 def plain(value: Any) -> Any:
     """`value` as strict JSON: no infinity, no arrays, no objects; a path is its last part."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Path):
-        return value.name
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
+    return as_json(value, _described)
+
+
+def _described(value: Any) -> str:
     # A representation may hold anything; the name of a class holds nothing.
-    return f"<{type(value).__name__}>"
+    return value.name if isinstance(value, Path) else f"<{type(value).__name__}>"
 
 
 def public_facts(run: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -45,11 +38,6 @@ def public_facts(run: Mapping[str, Any] | None) -> dict[str, Any]:
         facts["dataset"] = Path(facts["dataset"]).name
     assert isinstance(facts, dict)
     return facts
-
-
-def finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else None
 
 
 def span(values: float | Sequence[float]) -> dict[str, float]:

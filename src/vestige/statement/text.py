@@ -5,10 +5,10 @@ Epsilons are rounded up and lower bounds down, so that no printed figure claims 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vestige.checks import digits_up, round_down, round_up
 from vestige.statement.escaping import all_in_markdown
 
 _MOST_EVENTS = 40  # rows of the ledger's table; the JSON holds them all
@@ -130,7 +130,7 @@ def _trade_off(trade_off: Mapping[str, Any]) -> list[str]:
     if not trade_off["points"]:
         return []
     rows = [
-        (f"{point['false_alarms']:g}", f"{math.floor(point['misses_at_least'] * 1e4) / 1e4:.4f}")
+        (f"{point['false_alarms']:g}", round_down(point["misses_at_least"], 4))
         for point in trade_off["points"]
     ]
     return [
@@ -254,11 +254,9 @@ def _sentence(text: str) -> str:
 
 
 def _epsilon(value: float | None, without: str = _NO_GUARANTEE) -> str:
-    if value is None:
-        return without
-    if value >= 1e6:
-        return f"{value:.4g}"
-    return f"{math.ceil(value * 1000) / 1000:.3f}"
+    if value is not None and value >= 1e6:
+        return f"{digits_up(value, 4):.4g}"
+    return round_up(value, 3, without)
 
 
 def _optional(value: float | None) -> str:

@@ -5,7 +5,6 @@ Nothing here imports torch: a wrong argument is answered at once.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from vestige.checks import check_count, frozen
+from vestige.checks import as_json, check_count, is_number, plain
 from vestige.errors import ConfigError
 from vestige.gradients.clip_forms import Clipping
 from vestige.methods import resolve
@@ -192,7 +191,7 @@ class TrainConfig:
         del own["noise_seed"], own["out"]
         if self.ledger is not None:
             own["ledger"] = self.ledger.absolute()  # a resume may come from another folder
-        return {k: _plain(v) for k, v in own.items()}
+        return {k: as_json(v) for k, v in own.items()}
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any], noise_seed: int | None) -> TrainConfig:
@@ -200,7 +199,7 @@ class TrainConfig:
         values = dict(saved)
         for name in ("data_dir", "ledger"):
             values[name] = None if values[name] is None else Path(values[name])
-        values["clip"], values["settings"] = frozen(values["clip"]), frozen(values["settings"])
+        values["clip"], values["settings"] = plain(values["clip"]), plain(values["settings"])
         return cls(**values, noise_seed=noise_seed)
 
     def public(self) -> dict[str, Any]:
@@ -229,22 +228,14 @@ class TrainConfig:
         }
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
-
-
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}.")
 
 
 def _check_number(name: str, value: Any, zero: bool = False) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+    number = plain(value)
+    if not is_number(number) or number < 0 or (number == 0 and not zero):
         rule = "of at least 0" if zero else "above 0"
         raise ConfigError(f"{name} {value!r} is out of range: give a finite number {rule}.")
 

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vestige.checks import is_whole
 from vestige.errors import ConfigError
 from vestige.train.download import Arrays, fetch
 
@@ -89,9 +90,9 @@ def load(
     split is public.
     """
     for option, size in (("train_size", train_size), ("test_size", test_size)):
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        if size is not None and (not is_whole(size) or size < 1):
             raise ConfigError(f"{option} is {size!r}; it must be a whole number of at least 1.")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+    if not is_whole(seed) or seed < 0:
         raise ConfigError(f"seed is {seed!r}; it must be a whole number of at least 0.")
 
     if name == "digits":

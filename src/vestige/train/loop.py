@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import vestige
+from vestige.checks import finite
 from vestige.engine.ending import ending, stopped
 from vestige.engine.forecast import events_ahead, lots_until
 from vestige.errors import BudgetExhausted, ConfigError
@@ -182,7 +182,7 @@ class Session:
             "beta": self.engine.plan.beta,
             "noise_multiplier": self.engine.plan.noise_multiplier,
             "planned_steps": self.steps,
-            "planned_epsilon": _finite(self.prepared.planned),
+            "planned_epsilon": finite(self.prepared.planned),
             "optimizer": type(self.optimizer).__name__,
             "device": self.device,
             "versions": versions(),
@@ -269,7 +269,7 @@ class Session:
         facts = {name: result[name] for name in _STATED} | {
             "classes": self.dataset.classes,
             "classes_inferred": self.dataset.classes_inferred,
-            "planned_epsilon": _finite(self.prepared.planned),
+            "planned_epsilon": finite(self.prepared.planned),
             "held_out": ["test_loss", "test_accuracy"],
             "outside_guarantee": ["train_loss_outside_guarantee"] if self.config.train_loss else [],
         }
@@ -298,18 +298,18 @@ class Session:
         line: dict[str, Any] = {
             "step": self.engine.released,
             "epoch": -(-self.engine.released // self.engine.plan.lots_per_epoch),
-            "epsilon": _finite(self._live_epsilon()),
-            "test_loss": _finite(loss),
+            "epsilon": finite(self._live_epsilon()),
+            "test_loss": finite(loss),
             "test_accuracy": accuracy,
         }
         if self.config.averaging and self.engine.released:
             with self._averaged():
                 loss, accuracy = self._evaluate(*self.test_data)
-            line |= {"averaged_test_loss": _finite(loss), "averaged_test_accuracy": accuracy}
+            line |= {"averaged_test_loss": finite(loss), "averaged_test_accuracy": accuracy}
         if self.noted:
             line["diagnostics"], self.noted = self.noted, {}
         if self.config.train_loss:
-            line["train_loss_outside_guarantee"] = _finite(self._evaluate(*self.train_data)[0])
+            line["train_loss_outside_guarantee"] = finite(self._evaluate(*self.train_data)[0])
         return line
 
     def _note(self, facts: Mapping[str, Any]) -> None:
@@ -385,7 +385,7 @@ class Session:
             "accuracy": last["test_accuracy"],
             "loss": last["test_loss"],
             "measured_on": HELD_OUT,
-            "epsilon": _finite(epsilon),
+            "epsilon": finite(epsilon),
             "delta": self.config.delta,
             "target_epsilon": self.config.epsilon,
             "accountant": self.engine.accountant,
@@ -465,11 +465,6 @@ def _physical_rows(config: TrainConfig) -> int | None:
     """The rows that a model runs on at once; None where a method needs the lot in one piece."""
     looks = resolve(config.method, config.settings).looks
     return _ROWS[config.chosen_model] if looks == 1 else None
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity and no NaN."""
-    return value if math.isfinite(value) else None
 
 
 def versions() -> dict[str, str]:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vestige.checks import is_whole
 from vestige.errors import ConfigError
 
 
@@ -27,11 +28,11 @@ def build(
     if name not in _BUILDERS:
         raise ConfigError(f"Unknown model {name!r}; choose one of {', '.join(MODELS)}.")
     shape = tuple(input_shape)
-    if not shape or not all(_is_whole(n) and n >= 1 for n in shape):
+    if not shape or not all(is_whole(n) and n >= 1 for n in shape):
         raise ConfigError(f"input_shape is {shape}; it must be whole numbers of at least 1.")
-    if not _is_whole(classes) or classes < 2:
+    if not is_whole(classes) or classes < 2:
         raise ConfigError(f"classes is {classes!r}; it must be a whole number of at least 2.")
-    if seed is not None and not (_is_whole(seed) and 0 <= seed < 2**63):
+    if seed is not None and not (is_whole(seed) and 0 <= seed < 2**63):
         raise ConfigError(f"seed is {seed!r}; it must be a whole number from 0 to 2^63 - 1.")
     if name in _IMAGE_MODELS:
         _check_image(name, shape)
@@ -45,10 +46,6 @@ def build(
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             return _BUILDERS[name](shape, classes)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_size(name: str, shape: tuple[int, ...], classes: int) -> None:

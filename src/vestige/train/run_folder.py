@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from vestige.errors import ConfigError, StorageError
-from vestige.files import replace_file
+from vestige.files import write_whole
 
 LEDGER = "ledger.jsonl"
 
@@ -85,7 +85,7 @@ class RunFolder:
         """A whole file, or, if it fails, none."""
         path = self.path / name
         try:
-            replace_file(path, content)
+            write_whole(path, content)
         except OSError as error:
             raise StorageError(
                 f"{str(path)!r} cannot be written ({error.strerror}): make room, or make the "

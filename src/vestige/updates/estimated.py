@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vestige.plan import Table, at
-from vestige.release.door import _CERTIFICATE, Branch, Position, Release
+from vestige.release.door import Branch, Position, Release, recalled
 from vestige.release.part import Gradient, Part
 from vestige.updates.filters import Filter
 
@@ -47,7 +47,7 @@ class EstimatedMemory(Part):
         if self.filter.count and rest:
             torch.mul(self.estimate, rest, out=self._mixed)
             step = self._position.release
-            self._recalled = Branch(self._mixed, step, _certificate=_CERTIFICATE)
+            self._recalled = recalled(self._mixed, step)
 
     def stepped(self) -> None:
         """Make the branch of the next step."""

@@ -20,13 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from vestige import ConfigError, PrivacyEngine, PrivacyError, methods
 from vestige.gradients.groups import partition
 from vestige.memory import spectrum
-from vestige.memory.rules import View
-from vestige.memory.rules import FractionalMemory
 from vestige.memory.history import History
 from vestige.memory.products import NoiseGram
 from vestige.memory.recall import Recollection
-from vestige.memory.rules import SpectralMemory, shuffled
-from vestige.memory.rules import UniformMemory
+from vestige.memory.rules import FractionalMemory, SpectralMemory, UniformMemory, View, shuffled
 from vestige.methods import FO, METHODS, SMA, Exponential, PostFM, SMAFixed, SMAShuffled, Uniform
 from vestige.privacy.accounting import epsilon
 from vestige.privacy.ledger import Event, Ledger
@@ -271,7 +268,7 @@ def test_a_history_of_another_shape_is_refused():
     damaged = copy.deepcopy(state)
     damaged["memory"]["history"]["ring"] = torch.zeros(2, 2)
     same, *_ = private(FO(window=4))
-    with pytest.raises(ConfigError, match="ring does not fit"):
+    with pytest.raises(ConfigError, match="'ring': it should be"):
         same.load_state_dict(damaged)
     memory = state["memory"]
     history = memory["history"]
@@ -626,7 +623,7 @@ def test_the_memory_ratio_is_branch_over_release(monkeypatch):
     def release(self, clipped, rate, branch=None, gain=1.0, lot=None):
         memory = None if branch is None else branch.values.clone()
         out = original(self, clipped, rate, branch, gain, lot)
-        seen.append((memory, out.values.clone(), self._segments))
+        seen.append((memory, out.values.clone(), self.segments))
         return out
 
     monkeypatch.setattr(Door, "release", release)

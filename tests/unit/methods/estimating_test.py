@@ -27,8 +27,8 @@ from vestige import ConfigError
 from vestige.methods import Doppler, Kalman
 from vestige.release.door import Branch, ClippedSum
 from vestige.updates.adam import AdamBC
-from vestige.updates.filters import SECOND_ORDER, DopplerFilter
 from vestige.updates.estimated import EstimatedMemory
+from vestige.updates.filters import SECOND_ORDER, DopplerFilter
 
 C, LR = 1.5, 0.3
 

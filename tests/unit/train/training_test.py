@@ -348,17 +348,17 @@ def test_a_failure_after_a_release_keeps_the_whole_files() -> None:
 
 
 def test_a_full_disk_leaves_no_part_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_file = files.replace_file
+    write_whole = files.write_whole
 
-    def full(path: Path, content: bytes, mode: int = 0o644) -> None:
+    def full(path: Path, content: bytes, mode: int | None = None) -> None:
         if path.name == "metrics.jsonl" and path.exists():  # the second epoch's
             monkeypatch.setattr(os, "fsync", no_space)
-        replace_file(path, content, mode)
+        write_whole(path, content, mode)
 
     def no_space(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(runfolder, "replace_file", full)
+    monkeypatch.setattr(runfolder, "write_whole", full)
     with pytest.raises(OSError, match="No space left"):
         train(tiny(out=Path("out")))
     assert public_files(Path("out")) == {

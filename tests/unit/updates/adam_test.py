@@ -18,9 +18,7 @@ from vestige.methods import DPSAT, FO, ADPAdamW, Disk, Doppler, DPSATMomentum, K
 from vestige.release.door import Door
 from vestige.updates.adam import AdamBC, AdamWBC
 from vestige.updates.ascent import Ascent
-from vestige.updates.filters import SECOND_ORDER, DopplerFilter
-from vestige.updates.filters import RunningMean
-from vestige.updates.filters import KalmanFilter
+from vestige.updates.filters import SECOND_ORDER, DopplerFilter, KalmanFilter, RunningMean
 
 NEW = [
     "dp-adam",

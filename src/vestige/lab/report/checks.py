@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError, VestigeError
 
 _NUMBERS = ("final_accuracy", "best_accuracy", "seconds", "delta", "lr")
@@ -36,7 +37,7 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         errors = row.get("errors")
         if "config" in row and "kind" in _table(row, "config"):
-            if not isinstance(errors, dict) or not all(_is_number(v) for v in errors.values()):
+            if not isinstance(errors, dict) or not all(is_number(v) for v in errors.values()):
                 raise _broken(row, f"errors is {errors!r}, not a table of finite numbers")
             continue
         _check_training(row)
@@ -49,10 +50,10 @@ def _check_training(row: Mapping[str, Any]) -> None:
     if type(row.get("seed")) is not int:
         raise _broken(row, f"seed is {row.get('seed')!r}, not a whole number")
     for name in _NUMBERS:
-        if not _is_number(row.get(name)):
+        if not is_number(row.get(name)):
             raise _broken(row, f"{name} is {row.get(name)!r}, not a finite number")
     for name in _OPTIONAL:
-        if name not in row or not (row[name] is None or _is_number(row[name])):
+        if name not in row or not (row[name] is None or is_number(row[name])):
             raise _broken(row, f"{name} is {row.get(name)!r}, neither a finite number nor null")
     for name in ("settings", "versions", "hardware"):
         _table(row, name)
@@ -60,7 +61,7 @@ def _check_training(row: Mapping[str, Any]) -> None:
     lengths = set()
     for name in _CURVES:
         values = curve.get(name)
-        if not isinstance(values, list) or not all(v is None or _is_number(v) for v in values):
+        if not isinstance(values, list) or not all(v is None or is_number(v) for v in values):
             raise _broken(row, f"curve.{name} is no list of numbers")
         lengths.add(len(values))
     if len(lengths) > 1 or None in curve["epoch"]:
@@ -73,7 +74,7 @@ def _check_diagnostics(row: Mapping[str, Any], facts: Mapping[str, Any]) -> None
     groups, epochs = facts.get("groups"), facts.get("epoch")
     if not isinstance(groups, list) or not all(isinstance(group, str) for group in groups):
         raise _broken(row, "diagnostics lacks its groups")
-    if not isinstance(epochs, list) or not all(map(_is_number, epochs)):
+    if not isinstance(epochs, list) or not all(map(is_number, epochs)):
         raise _broken(row, "diagnostics lacks its epochs")
     for name, blocks in facts.items():
         if name in ("groups", "epoch", "steps", "mean"):
@@ -97,13 +98,8 @@ def _is_block(block: Any, groups: int) -> bool:
     return (
         isinstance(block, list)
         and len(block) == groups
-        and all(value is None or _is_number(value) for value in block)
+        and all(value is None or is_number(value) for value in block)
     )
-
-
-def _is_number(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and -1e300 < value < 1e300  # math.isfinite stumbles over long integers
 
 
 def _broken(row: Mapping[str, Any], what: str) -> ConfigError:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vestige.checks import round_up
 from vestige.lab.report import wording
 from vestige.lab.report.markup import Column, Html, bullets, details, element, table
 from vestige.lab.report.page import card
@@ -33,7 +34,7 @@ def guarantee(rows: Sequence[Row], numbers: Numbers) -> list[Html]:
     finite = [row["epsilon"] for row in rows if row["epsilon"] is not None]
     head = "No guarantee"
     if finite:
-        ends = dict.fromkeys(wording.epsilon(end) for end in (min(finite), max(finite)))
+        ends = dict.fromkeys(round_up(end) for end in (min(finite), max(finite)))
         head = f"epsilon {' to '.join(ends)} at delta {deltas}"
     shown = [
         element("strong", head, class_="figure"),
@@ -85,7 +86,7 @@ def _epsilon_tables(numbers: Numbers) -> list[Html]:
                 _formal(line["epsilon"]),
                 wording.NONE
                 if line["epsilon_marginal"] is None
-                else element("span", wording.epsilon(line["epsilon_marginal"]), class_="soft"),
+                else element("span", round_up(line["epsilon_marginal"]), class_="soft"),
             ]
             for line in lines
         ]
@@ -104,4 +105,4 @@ def _epsilon_tables(numbers: Numbers) -> list[Html]:
 def _formal(epsilon: float | None) -> Html:
     if epsilon is None:
         return element("span", "no guarantee", class_="warn")
-    return element("strong", wording.epsilon(epsilon))
+    return element("strong", round_up(epsilon))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vestige.checks import round_up
 from vestige.lab.definition import Experiment
 from vestige.lab.report import wording
 from vestige.lab.report.glyphs import Interval, Strips
@@ -188,14 +189,14 @@ def _epsilon(line: Line) -> object:
         return wording.NONE
     if line["epsilon"] is None:
         return element("span", "no guarantee", class_="warn")
-    return wording.epsilon(line["epsilon"])
+    return round_up(line["epsilon"])
 
 
 def _marginal(line: Line) -> object:
     value = line.get("epsilon_marginal")
     if value is None:
         return wording.NONE
-    return element("span", wording.epsilon(value), class_="soft")
+    return element("span", round_up(value), class_="soft")
 
 
 def _sigma(line: Line) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vestige.checks import is_number
 from vestige.errors import ConfigError
 from vestige.memory.spectrum import ESTIMATORS
 
@@ -61,11 +62,11 @@ def read_run(folder: Path) -> Run:
         if written.strip():
             lines.append(_object(path, written, METRICS, number))
     for name in ("accuracy", "delta", "steps"):
-        if not _is_number(result[name]):
+        if not is_number(result[name]):
             raise _damaged(folder / RESULT, f"{name} is {result[name]!r}, not a finite number")
     for line in lines:
         for name in _NEEDED[METRICS]:
-            if not (_is_number(line[name]) or (line[name] is None and name != "epoch")):
+            if not (is_number(line[name]) or (line[name] is None and name != "epoch")):
                 raise _damaged(path, f"{name} is {line[name]!r} at epoch {line['epoch']!r}")
     config = _object(folder / CONFIG, _text(folder / CONFIG), CONFIG)
     return Run(folder, config, result, tuple(lines), _memory(path, lines))
@@ -115,11 +116,6 @@ def _damaged(path: Path, what: str) -> ConfigError:
     return ConfigError(f"{path} is damaged: {what}; train again, or restore the file.")
 
 
-def _is_number(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and -1e300 < value < 1e300  # math.isfinite stumbles over long integers
-
-
 def _memory(path: Path, lines: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The diagnostics of all steps as means over each epoch; None where there are none."""
     told = [(line["epoch"], line["diagnostics"]) for line in lines if line.get("diagnostics")]
@@ -141,6 +137,6 @@ def _memory(path: Path, lines: list[dict[str, Any]]) -> dict[str, Any] | None:
 def _means(steps: list[list[Any]], groups: int) -> list[float | None]:
     means: list[float | None] = []
     for group in range(groups):
-        known = [step[group] for step in steps if _is_number(step[group])]
+        known = [step[group] for step in steps if is_number(step[group])]
         means.append(math.fsum(known) / len(known) if known else None)
     return means

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vestige.checks import round_up
 from vestige.lab.report import wording
 from vestige.lab.report.markup import Column, Html, bullets, element, pairs, prose, table
 from vestige.lab.report.page import Section, card, download, figure, page
@@ -65,9 +66,9 @@ def _guarantee(run: Run) -> Html:
     result = run.result
     finite = result["epsilon"] is not None and result["guarantee"] != "none"
     if finite:
-        figure_ = f"epsilon {wording.epsilon(result['epsilon'])}, delta {result['delta']:g}"
+        figure_ = f"epsilon {round_up(result['epsilon'])}, delta {result['delta']:g}"
         words = [
-            f"({wording.epsilon(result['epsilon'])}, {result['delta']:g})-differential privacy for "
+            f"({round_up(result['epsilon'])}, {result['delta']:g})-differential privacy for "
             f"all that this run has released. Neighbouring data: {result.get('adjacency', '-')}. "
             f"Accountant: {str(result.get('accountant', '-')).upper()}."
         ]
@@ -89,7 +90,7 @@ def _guarantee(run: Run) -> Html:
     known.append(("releases", f"{result['steps']:,}"))
     marginal = _papers_figure(run) if finite else None
     if marginal is not None:
-        soft = element("span", wording.epsilon(marginal), class_="soft")
+        soft = element("span", round_up(marginal), class_="soft")
         known.append(("papers' figure (diagnostic)", soft))
     parts.append(pairs(known))
     notes = [prose(str(caveat)) for caveat in result.get("caveats") or ()]
