@@ -39,6 +39,7 @@ from vestige.plan import PrivacyPlan, Schedule, lots_per_epoch, sampling_rate
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Ledger, together
 from vestige.release.door import Door
+from vestige.release.part import Part
 from vestige.sampling.loader import PrivateLoader, check_loader
 from vestige.sampling.streams import Randomness
 from vestige.updates.averaging import Averaging
@@ -321,11 +322,9 @@ class PrivacyEngine:
         Guarantee: functions of releases, weights and public settings; publishing them costs
         nothing.
         """
-        run = self._attached()
-        memory = next((part for part in run.parts if part.name == "memory"), None)
-        if memory:
-            return memory.diagnostics()
-        return {"step": run.door.steps - 1} if run.door.steps else {}
+        if "memory" in self.parts:
+            return self.parts["memory"].diagnostics()
+        return {"step": self.released - 1} if self.released else {}
 
     def averaged_state_dict(self) -> dict[str, Any]:
         """The model's state_dict with the averaged parameters in place of the last ones.
@@ -407,6 +406,11 @@ class PrivacyEngine:
     def door(self) -> Door:
         """Where releases come from; its `observers` are told of everything that goes through."""
         return self._attached().door
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """What follows a release, by name: memory, filter, average. All of it is public."""
+        return {part.name: part for part in self._attached().parts if part.name}
 
     @property
     def ledger(self) -> Ledger:

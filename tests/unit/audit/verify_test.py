@@ -7,9 +7,8 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ from vestige.engine.run import Run
 from vestige.errors import ConfigError, PrivacyError
 from vestige.gradients.collector import Collector
 from vestige.methods import DPFTRL, DPSGD, FO, FractionalNoise, GeoDP, Method, resolve
-from vestige.methods.catalogue import AT_SIGMA
+from vestige.methods.catalogue import AT_SIGMA, MethodInfo
 from vestige.privacy.accounting import Charge
 from vestige.privacy.factorisation import tree_sensitivity
 from vestige.sampling.loader import Poisson
@@ -167,7 +166,7 @@ def test_a_method_without_a_guarantee_fails():
 class Cheap(DPSGD):
     """Plans with half of what it is charged."""
 
-    name: ClassVar[str] = "cheap"
+    info = replace(DPSGD.info, name="cheap")
 
     def charges(self, rate, beta, steps, lots_per_epoch, beside):
         from collections import Counter
@@ -186,10 +185,9 @@ def test_a_plan_that_is_not_what_is_charged_fails():
 class Refusing(Method):
     """Cannot be run at all."""
 
-    name: ClassVar[str] = "refusing"
-    guarantee: ClassVar[str] = AT_SIGMA
+    info = MethodInfo(name="refusing", guarantee=AT_SIGMA)
 
-    def memory(self, steps_per_epoch):
+    def parts(self, context):
         raise RuntimeError("I would\nrather not")
 
 
@@ -240,20 +238,20 @@ class OwnNormals(Filter):
 class Peel(DPSGD):
     """Draws the noise of the release again and takes it off."""
 
-    name: ClassVar[str] = "peel"
+    info = replace(DPSGD.info, name="peel")
 
-    def filter(self, around):
-        return OwnNormals(around, NOISE, -1.0)
+    def parts(self, context):
+        return [OwnNormals(context, NOISE, -1.0)]
 
 
 @dataclass(frozen=True)
 class Dither(DPSGD):
     """Private: the numbers that it adds have nothing to do with the noise."""
 
-    name: ClassVar[str] = "dither"
+    info = replace(DPSGD.info, name="dither")
 
-    def filter(self, around):
-        return OwnNormals(around, b"dither", 0.1)
+    def parts(self, context):
+        return [OwnNormals(context, b"dither", 0.1)]
 
 
 class StepByLoss(torch.optim.SGD):
@@ -272,10 +270,9 @@ class StepByLoss(torch.optim.SGD):
 class Polyak(DPSGD):
     """Steps by the raw loss of the lot."""
 
-    name: ClassVar[str] = "polyak"
+    info = replace(DPSGD.info, name="polyak")
 
-    def optimizer_class(self):
-        return StepByLoss
+    optimizer_class = StepByLoss
 
 
 class Hoard(torch.optim.SGD):
@@ -296,23 +293,22 @@ class Hoard(torch.optim.SGD):
 class Hoarding(DPSGD):
     """Its checkpoint holds a raw sum."""
 
-    name: ClassVar[str] = "hoarding"
+    info = replace(DPSGD.info, name="hoarding")
 
-    def optimizer_class(self):
-        return Hoard
+    optimizer_class = Hoard
 
 
 @dataclass(frozen=True)
 class Repeating(DPSGD):
     """Every lot is used `times` times in a row, or all lots come again after `period`."""
 
-    name: ClassVar[str] = "repeating"
+    info = replace(DPSGD.info, name="repeating")
 
     times: int = 1
     period: int = 10**6
 
-    def drawing(self, around):
-        poisson = Poisson(around.randomness, around.records, around.plan.sample_rate)
+    def lots(self, context):
+        poisson = Poisson(context.randomness, context.records, context.plan.sample_rate)
         times, period = self.times, self.period
 
         class Repeated:
