@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tests.support.small_runs import private, run
 from vestige import statement
-from vestige.cli import app as cli
+from vestige.cli.app import app
 from vestige.methods import DPSGD
 from vestige.statement.escaping import all_in_markdown, in_code, in_markdown, in_terminal, one_line
 from vestige.train import training
@@ -159,7 +159,7 @@ def test_a_hostile_file_name_is_shown(number, tmp_path, monkeypatch) -> None:
         printed = ""
     else:
         options = ["--steps", "2", "--lot", "10", "--model", "linear", "--accountant", "rdp"]
-        shown = CliRunner().invoke(cli.app, ["train", "--dataset", name, *options, "--out", "run"])
+        shown = CliRunner().invoke(app, ["train", "--dataset", name, *options, "--out", "run"])
         assert shown.exit_code == 0, shown.output
         printed = shown.output
     page = Path("run/statement.md").read_text()
@@ -178,14 +178,14 @@ def test_a_method_of_others_says_nothing_to_the_terminal(tmp_path) -> None:
     page = statement.markdown(engine.statement(1e-5))
     assert "\x1b" not in page and "b" not in rendered(page)[0]
     engine.close()
-    shown = CliRunner().invoke(cli.app, ["ledger", "show", str(tmp_path / "l")])
+    shown = CliRunner().invoke(app, ["ledger", "show", str(tmp_path / "l")])
     assert shown.exit_code == 0, shown.output
     assert "\x1b" not in shown.output
     assert sum(line.startswith("guarantee") for line in shown.output.splitlines()) == 1
 
 
 def test_an_error_has_no_escape_sequences(tmp_path) -> None:
-    shown = CliRunner().invoke(cli.app, ["statement", str(tmp_path / "\x1b[2Jx\ny")])
+    shown = CliRunner().invoke(app, ["statement", str(tmp_path / "\x1b[2Jx\ny")])
     assert shown.exit_code == 2
     assert "\x1b" not in shown.output and shown.output.count("\n") == 1
 
@@ -208,6 +208,6 @@ def test_the_result_of_others_says_nothing_to_the_terminal(tmp_path) -> None:
     result = json.loads(path.read_text())
     result |= {"folder": "\x1b[2J[b]", "adjacency": "[bold]x[/bold]", "caveats": ["\x1b[2J[/]"]}
     path.write_text(json.dumps(result))
-    shown = CliRunner().invoke(cli.app, ["resume", str(tmp_path / "run")])
+    shown = CliRunner().invoke(app, ["resume", str(tmp_path / "run")])
     assert shown.exit_code == 0, shown.output
     assert "\x1b[2J" not in shown.output and "[bold]x[/bold]" in shown.output
