@@ -16,6 +16,7 @@ from typing import Any, ParamSpec
 from pydantic import ValidationError
 
 import vestige
+from vestige.checks import as_json, finite
 from vestige.errors import ConfigError, PrivacyError
 from vestige.methods import METHODS, Method
 from vestige.plan import PrivacyPlan
@@ -119,7 +120,7 @@ class Claim:
             "calibration": _calibration(self),
             "curve": {
                 "accountant": self.accountant,
-                "points": [{"delta": d, "epsilon": _finite(e)} for d, e in self.curve],
+                "points": [{"delta": d, "epsilon": finite(e)} for d, e in self.curve],
             },
             "trade_off": {
                 "note": "lower bounds on the misses of any test for one record",
@@ -152,7 +153,7 @@ build = _built(Claim)
 
 def _public_facts(run: Mapping[str, Any]) -> RunFacts:
     """The facts of a run, without what must not be published."""
-    facts = plain(run)
+    facts = as_json(run, _described)
     for name in _SECRET:
         if name in facts:
             raise PrivacyError(
@@ -194,11 +195,11 @@ def _guarantee(claim: Claim) -> dict[str, Any]:
     end = {"kind": claim.end.kind, "text": claim.end.text(claim.released, claim.plan.steps)}
     return {
         "kind": accounting.guarantee(claim.epsilon, claim.plan.adjacency),
-        "epsilon": _finite(claim.epsilon),
+        "epsilon": finite(claim.epsilon),
         "delta": claim.delta,
         "accountant": claim.accountant,
-        "by_accountant": {name: _finite(bound) for name, bound in by_accountant.items()},
-        "this_run_alone": _finite(claim.alone),
+        "by_accountant": {name: finite(bound) for name, bound in by_accountant.items()},
+        "this_run_alone": finite(claim.alone),
         "end": end,
         "reason": claim.reason,
         "meaning": [] if claim.reason else sentences("meaning", claim),
@@ -213,7 +214,7 @@ def _unit(claim: Claim) -> dict[str, Any]:
         "compared": sentence("compared", claim),
         "several_records": sentence("several_records", claim),
         "groups": [
-            {"records": records, "delta": claim.delta, "epsilon": _finite(bound)}
+            {"records": records, "delta": claim.delta, "epsilon": finite(bound)}
             for records, bound in bounds.items()
         ],
     }
@@ -253,7 +254,7 @@ def _mechanism(claim: Claim) -> dict[str, Any]:
         "paper": method.paper if method else None,
         "private": plan.private,
         "guarantee": method.guarantee if method else "of the method's own making",
-        "settings": plain(plan.settings),
+        "settings": as_json(plan.settings, _described),
         "clipping": plan.clipping,
         "groups": plan.group_names,
         "clip_bounds": plan.bounds,
@@ -304,7 +305,7 @@ def _marginal(claim: Claim) -> dict[str, Any] | None:
         ]
         cost = accounting.epsilon(charged, claim.delta, "rdp_classic")
         groups.append(
-            {"group": name, "sigma_eff": _span(_charged(charged)), "epsilon": _finite(cost)}
+            {"group": name, "sigma_eff": _span(_charged(charged)), "epsilon": finite(cost)}
         )
     return {"note": accounting.MARGINAL_NOTE, "accountant": "rdp_classic", "groups": groups}
 
@@ -330,27 +331,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def plain(value: Any) -> Any:
-    """`value` as strict JSON: no infinity, no arrays, no objects; a path is its last part."""
-    if isinstance(value, Mapping):
-        return {plain(str(key)): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Path):
-        return plain(value.name)
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()  # a file may have a name that is no text
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    # A representation may hold anything; the name of a class holds nothing.
-    return plain(value.tolist()) if hasattr(value, "tolist") else f"<{type(value).__name__}>"
+def _described(value: Any) -> str:
+    """What JSON has no type for: a representation may hold anything, the name of a class nothing.
 
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else None
+    A path is its last part: where files lay is not published.
+    """
+    return value.name if isinstance(value, Path) else f"<{type(value).__name__}>"
 
 
 def _flat(stds: Sequence[Any]) -> list[float]:

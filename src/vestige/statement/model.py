@@ -343,7 +343,8 @@ def json_schema() -> dict[str, Any]:
 def validated(statement: Any) -> Statement:
     """A statement from plain JSON types; ConfigError with the place, the value and the rule."""
     try:
-        return Statement.model_validate_json(json.dumps(statement))
+        text = json.dumps(statement, ensure_ascii=False)  # the name of a file may be no text
+        return Statement.model_validate_json(text.encode(errors="replace"))
     except ValidationError as error:
         raise ConfigError(told(error)) from error
     except (TypeError, ValueError, RecursionError) as error:

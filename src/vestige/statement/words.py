@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from decimal import ROUND_CEILING, Context, Decimal
+from functools import partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from vestige.checks import NO_GUARANTEE, digits_up, round_down, round_up
 from vestige.statement.escaping import in_markdown, one_line
 
 _MOST_VALUES = 8  # of a list in a cell of the page
@@ -45,15 +46,6 @@ def markdown(statement: Mapping[str, Any]) -> str:
     return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
 
 
-def rounded_up(value: float, places: int = 3) -> str:
-    """An epsilon in decimals, never less than it is."""
-    if value >= 1e6:
-        return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(value))):.4g}"
-    # The shortest decimal that is this number: 1.1 is 1.100 and not 1.101.
-    exact = Decimal(repr(float(value)))
-    return str(exact.quantize(Decimal(1).scaleb(-places), rounding=ROUND_CEILING))
-
-
 def _between(values: float | Sequence[float], digits: int = 6) -> str:
     return _extent(values, digits, "between {} and {}")
 
@@ -68,8 +60,10 @@ def _extent(values: float | Sequence[float], digits: int, words: str) -> str:
     return low if low == high else words.format(low, high)
 
 
-def _epsilon(value: float | None, without: str = "no guarantee") -> str:
-    return _Fit(without if value is None else rounded_up(value))
+def _epsilon(value: float | None, without: str = NO_GUARANTEE) -> str:
+    if value is not None and value >= 1e6:
+        return _Fit(f"{digits_up(value, 4):g}")
+    return _Fit(round_up(value, 3, without))
 
 
 def _value(value: Any) -> str:
@@ -104,7 +98,7 @@ def _environment(finalize: Callable[[Any], str], **filters: Callable[..., Any]) 
 
 _SENTENCES = _environment(
     one_line,
-    up=rounded_up,
+    up=partial(round_up, places=3),
     between=_between,
     number=lambda value: f"{value:g}",
     exp=math.exp,
@@ -114,7 +108,7 @@ _PAGE = _environment(
     epsilon=_epsilon,
     value=_value,
     range=_range,
-    down=lambda value: f"{math.floor(value * 1e4) / 1e4:.4f}",
+    down=partial(round_down, places=4),
     sentence=lambda text: f"{text[:1].upper()}{text[1:]}.",
     one_line=one_line,
 )
