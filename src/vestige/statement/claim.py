@@ -24,7 +24,7 @@ from vestige.privacy import accounting
 from vestige.privacy.ending import AS_PLANNED, GUARD, OPEN, PLANNED, Ending
 from vestige.privacy.ledger import Event, Ledger, merge
 from vestige.statement import curves
-from vestige.statement.model import Run, RunFacts, told, validated
+from vestige.statement.model import Run, RunFacts, check, told
 from vestige.statement.words import sentence, sentences
 
 _Parameters = ParamSpec("_Parameters")
@@ -135,7 +135,7 @@ class Claim:
             "run": self.facts.model_dump(exclude_unset=True, exclude=elsewhere),
             "versions": versions() | self.facts.versions,
         }
-        return validated(parts).model_dump(exclude_unset=True)
+        return check(parts).model_dump(exclude_unset=True)
 
 
 def _built(claim: Callable[_Parameters, Claim]) -> Callable[_Parameters, dict[str, Any]]:

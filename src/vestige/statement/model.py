@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -35,17 +36,24 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _only(kind: type) -> BeforeValidator:
+def _flag(expected: bool) -> BeforeValidator:
     """Python takes True for 1; JSON does not."""
 
     def checked(value: Any) -> Any:
-        if isinstance(value, bool) is not (kind is bool):
-            raise ValueError(f"it must be a {kind.__name__}")
+        if isinstance(value, bool) is not expected:
+            raise ValueError(f"it should be a {'truth value' if expected else 'number'}")
         return value
 
     return BeforeValidator(checked)
 
 
+def _strict(value: Any) -> Any:
+    """JSON has no NaN and no infinity, wherever they stand."""
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+Free = Annotated[JsonValue, AfterValidator(_strict)]
 Text = Annotated[str, Field(min_length=1)]
 Number = Annotated[float, Field(ge=0, lt=1e300)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -80,8 +88,6 @@ class HowItEnded(_Part):
 
 
 class Guarantee(_Part):
-    """The claim."""
-
     kind: Text = Field(description="The guarantee in words, or none.")
     epsilon: Epsilon
     delta: Delta
@@ -96,16 +102,12 @@ class Guarantee(_Part):
 
 
 class Group(_Part):
-    """Several records of one person together."""
-
     records: Annotated[int, Field(ge=2), BeforeValidator(_whole)]
     delta: Delta
     epsilon: Epsilon
 
 
 class Unit(_Part):
-    """Whom the guarantee is about."""
-
     record: Text
     adjacency: Text
     compared: Text
@@ -114,15 +116,11 @@ class Unit(_Part):
 
 
 class NotCovered(_Part):
-    """One thing that epsilon says nothing about."""
-
     what: Text
     text: Text
 
 
 class Calibration(_Part):
-    """Where the noise came from."""
-
     how: Text
     target_epsilon: Number | None
     max_epsilon: Number | None
@@ -137,8 +135,6 @@ class Calibration(_Part):
 
 
 class CurvePoint(_Part):
-    """Epsilon at one delta."""
-
     delta: Delta
     epsilon: Epsilon
 
@@ -158,8 +154,6 @@ class TradeOffPoint(_Part):
 
 
 class TradeOff(_Part):
-    """The errors of any test for one record."""
-
     note: Text
     points: list[TradeOffPoint]
 
@@ -168,20 +162,18 @@ class GaussianDP(_Part):
     """The Gaussian mechanism that matches: an approximation."""
 
     mu: Number | None
-    approximate: Annotated[Literal[True], _only(bool)]
+    approximate: Annotated[Literal[True], _flag(True)]
     at_delta: Delta
     over_curve: Span | None
     note: Text
 
 
 class Mechanism(_Part):
-    """The method, and what one release of it is."""
-
     method: Text
     paper: str | None
     private: bool
     guarantee: Text
-    settings: dict[str, JsonValue]
+    settings: dict[str, Free]
     clipping: Text
     groups: list[Text] = Field(min_length=1)
     clip_bounds: list[Number] = Field(min_length=1)
@@ -191,8 +183,6 @@ class Mechanism(_Part):
 
 
 class Sampler(_Part):
-    """How records got into lots."""
-
     kind: SamplerKind
     text: Text
     expected_lot: Positive
@@ -210,8 +200,6 @@ class Charged(_Part):
 
 
 class Charges(_Part):
-    """Everything on the ledger."""
-
     events: list[Charged]
     earlier: list[Charged]
     unmade: list[Charged] = Field(
@@ -223,8 +211,6 @@ class Charges(_Part):
 
 
 class GroupAlone(_Part):
-    """One clipping group, if nobody saw the others."""
-
     group: Text
     sigma_eff: Span | None
     epsilon: Epsilon
@@ -245,28 +231,28 @@ class Run(_Part):
     """
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, JsonValue]
+    __pydantic_extra__: dict[str, Free]
 
     dataset: str = ""
     model: str = ""
-    parameters: JsonValue = None
-    optimizer: JsonValue = None
-    lr: JsonValue = None
+    parameters: Free = None
+    optimizer: Free = None
+    lr: Free = None
     seed: Integer | None = None
-    device: JsonValue = None
+    device: Free = None
     interrupted: bool = False
     classes: Integer | None = None
     classes_inferred: bool = False
     held_out: list[str] = []
     outside_guarantee: list[str] = []
-    stopped_by: JsonValue = None
+    stopped_by: Free = None
     date: str = ""
 
 
 class RunFacts(Run):
     """What a run may tell for its statement: `Run`, and facts that have another place in it."""
 
-    tuning: JsonValue = Field(default=None, description="A sentence about earlier runs.")
+    tuning: Free = Field(default=None, description="A sentence about earlier runs.")
     target_epsilon: Number | None = None
     max_epsilon: Number | None = None
     planned_epsilon: Number | None = None
@@ -274,8 +260,6 @@ class RunFacts(Run):
 
 
 class Versions(_Part):
-    """The software that the numbers depend on."""
-
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Text]
 
@@ -297,7 +281,7 @@ class Statement(_Part):
     )
 
     statement: Literal["vestige privacy statement"]
-    version: Annotated[Literal[1], _only(int)]
+    version: Annotated[Literal[1], _flag(False)]
     status: Status = Field(
         description=(
             "private: the guarantee holds. test mode: it does not hold towards anyone who knows "
@@ -340,26 +324,20 @@ def json_schema() -> dict[str, Any]:
     return Statement.model_json_schema()
 
 
-def validated(statement: Any) -> Statement:
-    """A statement from plain JSON types; ConfigError with the place, the value and the rule."""
-    try:
-        text = json.dumps(statement, ensure_ascii=False)  # the name of a file may be no text
-        return Statement.model_validate_json(text.encode(errors="replace"))
-    except ValidationError as error:
-        raise ConfigError(told(error)) from error
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the statement is no JSON ({error})") from error
-
-
-def check(statement: Any) -> None:
-    """Raise ConfigError, with the place, the value and the rule, unless this is a statement.
+def check(statement: Any) -> Statement:
+    """The statement as its model; ConfigError with the place, the value and the rule if it is none.
 
     Beyond the schema: a guarantee is there exactly where its epsilon is finite.
     """
+    remedy = "Use a statement as engine.statement() made it."
     try:
-        validated(statement)
-    except ConfigError as error:
-        raise ConfigError(f"{error}. Use a statement as engine.statement() made it.") from error
+        text = json.dumps(statement, ensure_ascii=False)
+        # The name of a file may be no text.
+        return Statement.model_validate_json(text.encode(errors="replace"))
+    except ValidationError as error:
+        raise ConfigError(f"{told(error)}. {remedy}") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the statement is no JSON ({error}). {remedy}") from error
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -378,40 +356,35 @@ def read(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"the folder {str(folder)!r} has no {JSON_FILE}{why}.")
     try:
         if path.stat().st_size > _LARGEST_FILE:
-            raise ConfigError(f"it is larger than {_LARGEST_FILE >> 20} MiB")
-        statement = json.loads(path.read_text(encoding="utf-8"), parse_constant=_not_json)
-        return validated(statement).model_dump(exclude_unset=True)
+            raise ValueError(f"it is larger than {_LARGEST_FILE >> 20} MiB")
+        return Statement.model_validate_json(path.read_bytes()).model_dump(exclude_unset=True)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): check the folder.") from error
-    except (ValueError, RecursionError, ConfigError) as error:
-        what = error if isinstance(error, ConfigError) else "it is no JSON"
+    except ValueError as error:
+        what = told(error) if isinstance(error, ValidationError) else error
         raise ConfigError(f"{path} is damaged ({what}): restore it, or train again.") from error
-
-
-def _not_json(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def told(error: ValidationError) -> str:
     """The first thing that a model has refused: its place, its value and the rule."""
     first: ErrorDetails = error.errors(include_url=False)[0]
-    place, rule, value = _place(first["loc"]), first["msg"], first["input"]
-    if first["type"] == "missing":
-        return f"{place} is missing"
-    if first["type"] == "extra_forbidden":
-        return f"{place} is not part of a statement"
-    rule = rule.removeprefix("Value error, ").replace("Input should", "it should", 1)
-    if not first["loc"] and first["type"] == "value_error":
-        return rule
-    if first["type"] == "string_too_short":
-        rule = "it must not be empty"
+    # A place such as ledger.events[0].count, without the branch of a union.
+    steps = [step for step in first["loc"] if step != "constrained-float"]
+    names = (f"[{s}]" if isinstance(s, int) else f".{s[:_LONGEST_VALUE]}" for s in steps)
+    place, value = "".join(names).removeprefix("."), first["input"]
+    rule = first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
+    match first["type"]:
+        case "json_invalid":
+            return "it is no JSON"
+        case "missing":
+            return f"{place} is missing"
+        case "extra_forbidden":
+            return f"{place} is not part of a statement"
+        case "string_too_short":
+            rule = "it must not be empty"
+        case "value_error" if not place:
+            return rule
     shown = f"a {type(value).__name__}" if isinstance(value, list | dict) else repr(value)
     if len(shown) > _LONGEST_VALUE:
         shown = f"{shown[:_LONGEST_VALUE]}..."
     return f"{place or 'the statement'} is {shown}: {rule}"
-
-
-def _place(path: tuple[int | str, ...]) -> str:
-    """A place such as ledger.events[0].count."""
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:_LONGEST_VALUE]}" for step in path)
-    return "".join(steps).removeprefix(".")

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.support import small_runs
 from tests.support.statements import EVENTS, grouped, made, plan_of
 from vestige import PrivacyEngine, statement
-from vestige.errors import PrivacyError
+from vestige.errors import ConfigError, PrivacyError
 from vestige.methods import METHODS
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
@@ -239,3 +239,26 @@ def test_secrets_paths_and_objects_do_not_get_in() -> None:
     facts = {"dataset": "/home/someone/patients.npz", "other": object(), "sizes": np.arange(3)}
     found = made(run=facts)
     assert found["run"] == {"dataset": "patients.npz", "other": "<object>", "sizes": [0, 1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"seed": "five"}, "fact seed is 'five': it should be a valid integer. Give it"),
+        ({"target_epsilon": -1.0}, "fact target_epsilon is -1.0: it should be greater"),
+        ({"outside_guarantee": "loss"}, "fact outside_guarantee is 'loss': it should be"),
+    ],
+)
+def test_a_fact_of_another_type_is_refused_by_name(facts: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        made(run=facts)
+
+
+def test_a_file_whose_name_is_no_text_has_a_statement() -> None:
+    facts = made(run={"dataset": "patients-\udcff.npz", "note": "\udcfe"})["run"]
+    assert facts == {"dataset": "patients-?.npz", "note": "?"}
+
+
+def test_the_parameters_of_build_are_the_fields_of_a_claim() -> None:
+    with pytest.raises(TypeError, match="relesed"):
+        made(relesed=3)

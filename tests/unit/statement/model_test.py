@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,3 +103,31 @@ def test_a_wrong_value_is_named_with_its_place(path: Any, value: Any, words: str
 def test_what_is_no_statement_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError):
         statement.check(value)
+
+
+@pytest.mark.parametrize("value", [math.nan, [math.inf], {"a": -math.inf}], ids=repr)
+def test_no_free_fact_is_beyond_json(value: Any) -> None:
+    broken = whole()
+    broken["run"]["free"] = value
+    with pytest.raises(ConfigError, match=r"run\.free"):
+        statement.check(broken)
+
+
+def test_the_branch_of_a_union_is_no_place() -> None:
+    broken = whole()
+    broken["ledger"]["events"][0]["noise_multiplier"] = "much"
+    with pytest.raises(ConfigError, match="noise_multiplier is 'much': it should be"):
+        statement.check(broken)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / statement.JSON_FILE).open("wb") as file:
+        file.truncate(64 * 2**20 + 1)
+    with pytest.raises(ConfigError, match="larger than 64 MiB"):
+        statement.read(tmp_path)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    made = whole()
+    (tmp_path / statement.JSON_FILE).write_text(json.dumps(made))
+    assert json.dumps(statement.read(tmp_path)) == json.dumps(made)
