@@ -6,7 +6,8 @@ while the device is busy, so that the device's own time is seen; `host_ms` is wh
 Inputs alternate between two sets, which together do not fit in the device's cache.
 
 `today` is what gradients/uses.py does: under autocast it widens bf16 to float32 first. `ordinary`
-is the weight gradient of a loop without privacy.
+is the weight gradient of a loop without privacy. Every fused figure includes `arranging`, the copy
+that rounds float32 to TF32 and mends strides; `both` needs it once.
 """
 
 from __future__ import annotations
@@ -91,7 +92,11 @@ def paths(layer: Layer, dtype: torch.dtype) -> dict[str, Path_]:
         use = today(a, g)
         use.add_weighted(use.square_norms().rsqrt().clamp(max=1).float(), total)
 
+    def ours(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        return fused.arranged(a), fused.arranged(g)
+
     def fused_both(a: Tensor, g: Tensor) -> None:
+        a, g = ours(a, g)
         fused.add_weighted(a, g, reference.clip_factors(fused.square_norms(a, g), 1.0), total)
 
     def ordinary(a: Tensor, g: Tensor) -> Tensor:
@@ -102,8 +107,9 @@ def paths(layer: Layer, dtype: torch.dtype) -> dict[str, Path_]:
         "norms, today": lambda a, g: today(a, g).square_norms(),
         "norms, Gram": reference.gram_norms,
         "norms, product": reference.product_norms,
-        "norms, fused": fused.square_norms,
-        "sum, fused": lambda a, g: fused.add_weighted(a, g, factors, total),
+        "arranging, fused": ours,
+        "norms, fused": lambda a, g: fused.square_norms(*ours(a, g)),
+        "sum, fused": lambda a, g: fused.add_weighted(*ours(a, g), factors, total),
         "both, today": today_both,
         "both, fused": fused_both,
     }

@@ -36,7 +36,7 @@ def tf32_products():
 def made(shape, precision, **options):
     n, t, p, d = shape
     factors = Hard(n=n, t=t, p=p, d=d, precision=precision, **options).factors()
-    return tuple(x.cuda() for x in factors)
+    return tuple(kernels.as_multiplied(x.cuda()) for x in factors)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -60,11 +60,26 @@ def test_sums_are_those_of_float64(shape, precision):
     assert (total.double() - exact).norm() < 2e-5 * exact.norm()
 
 
+def test_numbers_are_laid_out_anew_and_rounded_to_tf32():
+    values = torch.randn(3, 70, 90, generator=torch.Generator().manual_seed(0)).cuda()
+    values[0, 0, :4] = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e-41])
+    values[1, 0, 0] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    laid_out = fused.arranged(values)
+    assert laid_out.stride(1) == 1
+    assert torch.equal(laid_out.nan_to_num(9), reference.round_to_tf32(values).nan_to_num(9))
+    assert fused.arranged(values.bfloat16()).stride() == (70 * 96, 96, 1)
+    assert torch.equal(
+        fused.arranged(values.bfloat16()).nan_to_num(9), values.bfloat16().nan_to_num(9)
+    )
+    aligned = values.bfloat16()[:, :, :80].contiguous()
+    assert fused.arranged(aligned) is aligned
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_columns_with_positions_last_need_no_copy(precision):
-    a, g = made((6, 48, 40, 100), precision)
+    a, g = (x.contiguous() for x in made((6, 48, 40, 100), precision))
     turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (a, g)]
-    assert not turned[0].is_contiguous()
+    assert turned[0].stride(1) == 1
     ours, theirs = (kernels.square_norms(*pair) for pair in (turned, (a, g)))
     assert torch.allclose(ours, theirs, rtol=1e-5)
     total = torch.zeros(2, 40, 100, device="cuda")
@@ -117,7 +132,7 @@ def test_tensor_cores_stay_within_the_unit_that_is_assumed(precision, depth):
     y = torch.rand(1, depth, 64, generator=generator, dtype=torch.float64) + 0.5
     for first in (1.0, 2.0**10):
         x[:, 0] *= first
-        a, g = rounded(x, precision).cuda(), rounded(y, precision).cuda()
+        a, g = (kernels.as_multiplied(rounded(v, precision).cuda()) for v in (x, y))
         exact = exact_products(a, g)
         total = torch.zeros(64, 64, device="cuda")
         fused.add_weighted(a, g, torch.ones(1, device="cuda"), total)

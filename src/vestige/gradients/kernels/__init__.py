@@ -19,9 +19,17 @@ from torch import Tensor
 
 from vestige.gradients.kernels import fused, reference
 from vestige.gradients.kernels.bounds import prefers_gram
-from vestige.gradients.kernels.reference import as_multiplied, clip_factors
+from vestige.gradients.kernels.reference import clip_factors
 
 __all__ = ["add_weighted", "as_multiplied", "clip_factors", "square_norms"]
+
+
+def as_multiplied(values: Tensor) -> Tensor:
+    """`values` rounded once to what a product sees, so that norm and sum see the same numbers.
+
+    On a GPU they are also laid out as the fused kernels like them: call it once for both.
+    """
+    return fused.arranged(values) if fused.covers(values, values) else reference.rounded(values)
 
 
 def square_norms(a: Tensor, g: Tensor) -> Tensor:

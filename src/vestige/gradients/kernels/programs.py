@@ -23,6 +23,24 @@ def _load(base, rows, columns, t, width, by_row, by_column, MASKED: tl.constexpr
 
 
 @triton.jit
+def arrange(
+    values, out, t, width, down, across,
+    by_record, by_row, by_column, out_record, out_row, out_column,
+    ROUND: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A copy of `values` in other strides, float32 rounded to TF32 on the way."""
+    block, record = tl.program_id(0), (tl.program_id(0) // (down * across)).to(tl.int64)
+    rows = block // across % down * BLOCK + tl.arange(0, BLOCK)
+    columns = block % across * BLOCK + tl.arange(0, BLOCK)
+    x = _load(values + record * by_record, rows, columns, t, width, by_row, by_column, True)
+    if ROUND:
+        bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+        x = tl.where(tl.abs(x) < float("inf"), bits.to(tl.float32, bitcast=True), x)
+    where = out + record * out_record + rows[:, None] * out_row + columns[None, :] * out_column
+    tl.store(where, x, mask=(rows[:, None] < t) & (columns[None, :] < width))
+
+
+@triton.jit
 def term_sums(
     a, g, partial, t, d, p,
     a_record, a_row, a_column, g_record, g_row, g_column,
@@ -56,7 +74,7 @@ def tile_squares(
     a, g, out, n, t, d, p,
     a_record, a_row, a_column, g_record, g_row, g_column,
     RECORDS: tl.constexpr, CHUNK: tl.constexpr, LONG: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """out[i, tile] = the sum of squares of a tile of sum_t g[i, t] a[i, t]^T."""
     across = tl.cdiv(d, BLOCK_D)
@@ -73,7 +91,7 @@ def tile_squares(
         rows = block * BLOCK_T + tl.arange(0, BLOCK_T)
         x = _load(a + record * a_record, rows, along, t, d, a_row, a_column, MASKED)
         y = _load(g + record * g_record, rows, down, t, p, g_row, g_column, MASKED)
-        part = tl.dot(tl.trans(y), x, part, input_precision=PRECISION)
+        part = tl.dot(tl.trans(y), x, part)
         if LONG:
             if (block % CHUNK == CHUNK - 1) | (block == blocks - 1):
                 whole += part
@@ -105,8 +123,9 @@ def certify(
         gradients += tl.load(at + 2, mask=inside, other=0.0)
     total = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, tiles, BLOCK):
-        at, inside = squares + record * tiles + start + within, start + within < tiles
-        total += tl.load(at, mask=inside, other=0.0).to(tl.float64)
+        tile = start + within
+        square = tl.load(squares + record * tiles + tile, mask=tile < tiles, other=0.0)
+        total += square.to(tl.float64)
     high, wide, positions = p.to(tl.float64), d.to(tl.float64), t.to(tl.float64)
     up = 1 + (high + wide + positions + 8) * 2.220446049250313e-16
     sums = tl.sum(products, 0) * up
@@ -129,7 +148,7 @@ def weighted_tiles(
     a, g, factors, out, n, t, d, p,
     a_record, a_row, a_column, g_record, g_row, g_column, out_part, out_row, records,
     ADD: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """A tile of sum_i factors[i] sum_t g[i, t] a[i, t]^T over `records` of the records."""
     across = tl.cdiv(d, BLOCK_D)
@@ -144,11 +163,11 @@ def weighted_tiles(
     for step in range(0, min(records, n - first) * blocks):
         record, block = (first + step // blocks).to(tl.int64), step % blocks
         rows = block * BLOCK_T + tl.arange(0, BLOCK_T)
+        factor = tl.load(factors + record)
         x = _load(a + record * a_record, rows, along, t, d, a_row, a_column, MASKED)
         y = _load(g + record * g_record, rows, down, t, p, g_row, g_column, MASKED)
-        part = tl.dot(tl.trans(y), x, part, input_precision=PRECISION)
+        part = tl.dot(tl.trans(y), x, part)
         if (block % CHUNK == CHUNK - 1) | (block == blocks - 1):
-            factor = tl.load(factors + record)
             # A row with factor zero may hold anything: 0 * inf is not zero.
             whole += tl.where(factor == 0, 0.0, factor * part)
             part = tl.zeros((BLOCK_P, BLOCK_D), tl.float32)

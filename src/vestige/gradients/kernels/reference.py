@@ -23,8 +23,8 @@ from vestige.gradients.kernels.bounds import (
 )
 
 
-def as_multiplied(values: Tensor) -> Tensor:
-    """`values` rounded once to what a product sees: norm and sum then see the same numbers.
+def rounded(values: Tensor) -> Tensor:
+    """`values` as a product sees them, rounded once.
 
     bf16, float64 and, where TF32 is off, float32 are multiplied as they are. float16 is widened:
     its exponents are too few to move powers of two about.
