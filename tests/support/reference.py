@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vestige.gradients import Capture, capture
+from vestige.gradients import Capture
 from vestige.gradients.clipping import Clip
 from vestige.gradients.groups import Groups, Partition, partition
 from vestige.sampling.loader import Batch
@@ -89,7 +89,7 @@ def captured_sum(
     """The clipped sum that the engine computes, the lot arriving in physical batches."""
     groups = partition(model, clipping)
     clip = Clip.over(bounds, groups.names, stability)
-    watch = capture(model, groups, clip, batch_first=axis == 0)
+    watch = Capture(model, groups, clip, batch_first=axis == 0)
     watch.mean_loss = reduction == "mean"
     watch.attach()
     n = cotangent.shape[axis]

@@ -30,8 +30,9 @@ from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
 from vestige.errors import PrivacyError, UnsupportedModel, VestigeError
-from vestige.gradients.capture import _Guard, changed_by_forward
+from vestige.gradients.capture import changed_by_forward
 from vestige.gradients.groups import Groups
+from vestige.gradients.hooks import Guard
 from vestige.gradients.row_products import RowProducts
 from vestige.gradients.rules.convolution import NUMBERS_AT_ONCE
 from vestige.gradients.uses import row_squares
@@ -271,7 +272,7 @@ class _Turn(nn.Module):
 @contextmanager
 def _untouched(module: nn.Module, groups: Groups) -> Iterator[None]:
     """Refuses a gradient that reaches the real parameters and a change of the model's state."""
-    guards = [slot.parameter.register_hook(_Guard(slot.name)) for slot in groups.slots]
+    guards = [slot.parameter.register_hook(Guard(slot.name)) for slot in groups.slots]
     stores: list[Any] = [s for m in module.modules() for s in (m._buffers, m._parameters)]
     before = [(dict(store), _versions(store)) for store in stores]
     changed: list[str] = []

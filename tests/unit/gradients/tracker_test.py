@@ -26,7 +26,7 @@ from tests.support.reference import clip_and_sum, loop_gradients
 from vestige import PrivacyEngine, PrivacyError
 from vestige.engine.run import Run
 from vestige.errors import VestigeError
-from vestige.gradients import Capture, capture, following, tracker
+from vestige.gradients import Capture, following, tracker
 from vestige.gradients import self_check as selfcheck
 from vestige.gradients.clipping import Clip
 from vestige.gradients.groups import partition
@@ -71,7 +71,7 @@ class Step:
 def watched(model: nn.Module, bound: float = 1.0) -> Iterator[Capture]:
     """The model as the engine watches it."""
     groups = partition(model, "flat")
-    watch = capture(model, groups, Clip((bound,)))
+    watch = Capture(model, groups, Clip((bound,)))
     watch.mean_loss = False
     watch.attach()
     try:
@@ -1047,12 +1047,12 @@ def lengths_may_leave(patch: Any) -> None:
 
 
 def places_do_not_matter(patch: Any) -> None:
-    patch.setattr(selfcheck, "_compare", lambda trial, tested, company: None)
-    patch.setattr(selfcheck, "_compare_places", lambda trial, rows: None)
+    patch.setattr(selfcheck, "compare", lambda trial, tested, company: None)
+    patch.setattr(selfcheck, "compare_places", lambda trial, rows: None)
 
 
 def few_places_matter(patch: Any) -> None:
-    patch.setattr(selfcheck, "_compare_places", lambda trial, rows: None)
+    patch.setattr(selfcheck, "compare_places", lambda trial, rows: None)
 
 
 def masks_pick_rows(patch: Any) -> None:
@@ -1084,8 +1084,8 @@ def data_is_not_spread(patch: Any) -> None:
 
 
 def tolerance_of_five_percent(patch: Any) -> None:
-    patch.setattr(selfcheck, "_GRADIENTS", 0.05)
-    patch.setattr(selfcheck, "_OUTPUTS", 0.05)
+    patch.setattr(selfcheck, "GRADIENTS", 0.05)
+    patch.setattr(selfcheck, "OUTPUTS", 0.05)
 
 
 class Slight(MixesBackward):

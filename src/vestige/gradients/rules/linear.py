@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vestige.errors import UnsupportedModel
-from vestige.gradients.capture import Capture, Uses
 from vestige.gradients.refs import Ref, Uncovered
 from vestige.gradients.rows import Rows
+from vestige.gradients.rules.base import Uses, plain, rule
 from vestige.gradients.uses import Outer, PerExample, row_squares
 
-
-def plain(ref: Ref | None, value: Any) -> Any:
-    """The argument as autograd may see it: detached if it is a parameter."""
-    return ref.value if ref else value
+if TYPE_CHECKING:
+    from vestige.gradients.capture import Capture
 
 
 def positions(value: Tensor) -> Tensor:
@@ -51,49 +49,51 @@ def _input(capture: Capture, value: Any, refs: Sequence[Ref | None], what: str) 
     return rows
 
 
-def linear(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(F.linear)
+def linear(
+    capture: Capture, _: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Any:
     """x W^T + b."""
+    w, b = capture.find(weight), capture.find(bias)
+    if not (w or b):
+        return NotImplemented
+    rows = _input(capture, input, [w, b], "linear")
+    out = F.linear(input, plain(w, weight), plain(b, bias))
+    # A frozen weight needs no input: then it is not kept alive.
+    saved = capture.saved(input) if w else None
 
-    def call(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-        w, b = capture.find(weight), capture.find(bias)
-        if not (w or b):
-            return NotImplemented
-        x, rows = input, _input(capture, input, [w, b], "linear")
-        out = F.linear(x, plain(w, weight), plain(b, bias))
-        # A frozen weight needs no input: then it is not kept alive.
-        saved = capture.saved(x) if w else None
+    def uses(g: Tensor) -> Uses:
+        g = capture.by_row(g, after)
+        # Without positions, weight and bias need the same norms of g.
+        squares = row_squares(g, factor=True) if g.ndim == 2 else None
+        parts: Uses = []
+        if w and saved:
+            a = positions(capture.by_row(saved(), rows))
+            parts.append(w.use(Outer(a, positions(g), squares)))
+        if b:
+            parts.append(b.use(summed(g, squares)))
+        return parts
 
-        def uses(g: Tensor) -> Uses:
-            g = capture.by_row(g, after)
-            # Without positions, weight and bias need the same norms of g.
-            squares = row_squares(g, factor=True) if g.ndim == 2 else None
-            found: Uses = []
-            if w and saved:
-                a = positions(capture.by_row(saved(), rows))
-                found.append(w.use(Outer(a, positions(g), squares)))
-            if b:
-                found.append(b.use(summed(g, squares)))
-            return found
-
-        out = capture.tap(out, [w, b], uses)
-        after = capture.follows(rows, x, out)
-        return out
-
-    return call(*args, **kwargs)
+    out = capture.tap(out, [w, b], uses)
+    after = capture.follows(rows, input, out)
+    return out
 
 
-def matmul(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
+def matmul(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
     """x W or W x for a matrix parameter (or a view of one) and a batched x."""
     left, right = (*args, *kwargs.values())
-    return _product(capture, left, right, None, None)
+    return _product(capture, left, right)
 
 
-def rmatmul(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(torch.Tensor.__rmatmul__)
+def rmatmul(capture: Capture, _: Any, right: Any, left: Any) -> Any:
     """The reflected operator: other @ self."""
-    return _product(capture, args[1], args[0], None, None)
+    return _product(capture, left, right)
 
 
-def addmm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(torch.addmm)
+def addmm(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
     """b + x W, as in the fused linear layer of GPT-2."""
     if kwargs or len(args) != 3:
         return NotImplemented
@@ -101,11 +101,11 @@ def addmm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     b = capture.find(bias)
     if b and b.value.ndim != 1:
         return NotImplemented
-    return _product(capture, left, right, b, bias)
+    return _product(capture, left, right, bias)
 
 
-def _product(capture: Capture, left: Any, right: Any, b: Ref | None, bias: Any) -> Any:
-    w_left, w_right = capture.find(left), capture.find(right)
+def _product(capture: Capture, left: Any, right: Any, bias: Any = None) -> Any:
+    w_left, w_right, b = capture.find(left), capture.find(right), capture.find(bias)
     if not (w_left or w_right or b):
         return NotImplemented
     if w_left and w_right:
@@ -140,7 +140,8 @@ def _product(capture: Capture, left: Any, right: Any, b: Ref | None, bias: Any) 
     return out
 
 
-def einsum(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(torch.einsum)
+def einsum(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
     """Any einsum whose batched operands and output have the rows on one letter."""
     if kwargs or len(args) < 2 or not isinstance(args[0], str):
         return NotImplemented
@@ -183,16 +184,3 @@ def einsum(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, An
     # Through the tracker, which sees whether the operands' rows agree.
     with capture:
         return torch.einsum(",".join(terms) + "->" + output, *operands)
-
-
-TABLE: dict[Any, Any] = {
-    F.linear: linear,
-    torch.matmul: matmul,
-    torch.mm: matmul,
-    torch.Tensor.matmul: matmul,
-    torch.Tensor.mm: matmul,
-    torch.Tensor.__matmul__: matmul,
-    torch.Tensor.__rmatmul__: rmatmul,
-    torch.addmm: addmm,
-    torch.einsum: einsum,
-}
