@@ -29,8 +29,8 @@ from vestige.errors import VestigeError
 from vestige.gradients import Capture, following, tracker
 from vestige.gradients import self_check as selfcheck
 from vestige.gradients.clipping import Clip
+from vestige.gradients.following.base import Call
 from vestige.gradients.groups import partition
-from vestige.gradients.refs import tensors_in
 from vestige.gradients.rows import Rows
 from vestige.gradients.self_check import self_check
 from vestige.sampling.loader import Batch
@@ -1031,7 +1031,7 @@ def labelled_by(patch: Any, name: str, family: Callable[..., Any]) -> None:
 
 
 def transposed_rows_stay(patch: Any) -> None:
-    labelled_by(patch, "transpose", lambda see, args, *_: see(args[0]))
+    labelled_by(patch, "transpose", lambda call: call.label)
 
 
 def nothing_is_kept(patch: Any) -> None:
@@ -1058,15 +1058,15 @@ def few_places_matter(patch: Any) -> None:
 def masks_pick_rows(patch: Any) -> None:
     patch.setattr(tracker.Tracker, "refuse_length", lambda self, tensor: None)
 
-    def picked(see: Any, args: Any, kwargs: Any, out: Tensor) -> Rows:
-        whole, *_ = [see(t) for t in tensors_in(args)]
-        return Rows(out.numel() // len(out), whole.batch)
+    def picked(call: Call) -> Rows:
+        whole, *_ = call.labels(call.args)
+        return Rows(call.out.numel() // len(call.out), whole.batch)
 
     labelled_by(patch, "__getitem__", picked)
 
 
 def arguments_go_unseen(patch: Any) -> None:
-    patch.setattr(following, "_AS", {"__getitem__", "narrow", "select", "roll", "clamp"})
+    patch.setattr(following, "LENDING_SHAPE", {"__getitem__", "narrow", "select", "roll", "clamp"})
 
 
 def names_are_enough(patch: Any) -> None:
