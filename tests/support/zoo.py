@@ -172,3 +172,10 @@ class AttentionBias(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return first(self.attend(x, x, x))
+
+
+def cast(x, dtype):
+    """The tensors of floating point in another dtype."""
+    if isinstance(x, tuple):
+        return tuple(cast(t, dtype) for t in x)
+    return x.to(dtype) if x.is_floating_point() else x

@@ -6,17 +6,11 @@ import pytest
 import torch
 
 from tests.support.reference import call, captured_sum, clip_and_sum, loop_gradients
-from tests.support.zoo import zoo
+from tests.support.zoo import cast, zoo
 from vestige.gradients.clipping import Clip
 from vestige.gradients.collector import Collector
 from vestige.gradients.groups import partition
 from vestige.gradients.rules.convolution import Geometry
-
-
-def cast(x, dtype):
-    if isinstance(x, tuple):
-        return tuple(cast(t, dtype) for t in x)
-    return x.to(dtype) if x.is_floating_point() else x
 
 
 @pytest.mark.parametrize("physical", [1, 7, None])
