@@ -183,8 +183,8 @@ class Quantile:
 
     def __str__(self) -> str:
         name = self.groups if isinstance(self.groups, str) else "partition"
-        own = [f"{key} {getattr(self, key)!r}" for key in ("target", "rate", "count_noise")]
-        return f"quantile, {name}, {', '.join(own)}, in [{self.lowest!r}, {self.highest!r}]"
+        settings = [f"{key} {getattr(self, key)!r}" for key in ("target", "rate", "count_noise")]
+        return f"quantile, {name}, {', '.join(settings)}, in [{self.lowest!r}, {self.highest!r}]"
 
 
 Clipping = Union["Partition", Auto, Quantile]

@@ -110,11 +110,11 @@ class Expanded:
         """(rows, *shape) for every trainable parameter; views of the one copy if nothing moves."""
         weights = {}
         for slot in self.groups.slots:
-            own = slot.parameter.detach()
-            weights[slot.name] = own.expand(rows, *own.shape)
+            home = slot.parameter.detach()
+            weights[slot.name] = home.expand(rows, *home.shape)
             if move is not None:
-                part = move[:, slot.start : slot.stop].view(rows, *own.shape)
-                weights[slot.name] = part.add_(own).to(own.dtype)
+                part = move[:, slot.start : slot.stop].view(rows, *home.shape)
+                weights[slot.name] = part.add_(home).to(home.dtype)
         return weights
 
 
@@ -140,7 +140,7 @@ class _Turn(nn.Module):
     def forward_replaced(self) -> Iterator[None]:
         """The root's forward gives every row its own weights."""
         instance, original = self.root.__dict__, self.root.forward
-        own = {"forward": original} if "forward" in instance else {}
+        before = {"forward": original} if "forward" in instance else {}
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if self.running or not torch.is_grad_enabled():
@@ -152,7 +152,7 @@ class _Turn(nn.Module):
             yield
         finally:
             instance.pop("forward", None)
-            instance.update(own)
+            instance.update(before)
 
     def forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The root's own forward, called with swapped weights."""

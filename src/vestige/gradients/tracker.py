@@ -182,9 +182,9 @@ class Tracker:
         if in_place or "out" in kwargs:
             for tensor in results:
                 self._note_written(tensor)
-        found = follow(func, labels, args, kwargs, out)
+        made = follow(func, labels, args, kwargs, out)
         for i, tensor in enumerate(results):
-            label = found[i] if isinstance(found, list) else found
+            label = made[i] if isinstance(made, list) else made
             self.give(tensor, label)
         if in_place or "out" in kwargs:
             for tensor in results:
@@ -276,8 +276,10 @@ class Tracker:
         key = id(tensor)
         if not (key in self._registered or key in self._met or key in self._own):
             return  # made by this pass, or given to it
-        found = ((type(m).__name__, key) for m, key, t in self._kept() if t is tensor)
-        self._written = self._written or next(found, ("the program", "a tensor outside the model"))
+        holders = ((type(m).__name__, key) for m, key, t in self._kept() if t is tensor)
+        self._written = self._written or next(
+            holders, ("the program", "a tensor outside the model")
+        )
 
     # -- tensors from elsewhere -------------------------------------------------------------
 

@@ -27,7 +27,10 @@ class Meet(Exception):  # noqa: N818
 
 
 class Call:
-    """One call of an operation: what it was given, the labels of that, and what it gave."""
+    """One call of an operation: what it was given, the labels of that, and what it gave.
+
+    Labels of a single row come to no family but `like`, `joined` and `stacked`: see `follow`.
+    """
 
     __slots__ = ("_labels", "args", "kwargs", "out", "unseen")
 
@@ -86,6 +89,16 @@ class Call:
         if self.labels(self.args[first:], self.kwargs):
             raise what
 
+    def joint(self, tensors: Any, where: Callable[[Tensor, int], int]) -> Rows:
+        """The rows that several arguments give the result, on axis `where(argument, axis)`."""
+        labels = []
+        for tensor in tensors_in(tensors):
+            if (label := self.see(tensor)) is not None:
+                axis, inner = place_of(label, tensor.shape)
+                after = where(tensor, axis)
+                labels.append(rows_of(label).at(self.result.shape, after, inner))
+        return agreed(labels)
+
     def stays(self, axis: int, inner: int, out: Tensor | None = None) -> Rows:
         """The first argument's rows, on an axis of the result."""
         return self.rows.at((self.result if out is None else out).shape, axis, inner)
@@ -119,7 +132,7 @@ def from_front(axis: int, ndim: int) -> int:
 def aligned(label: Label | None, shape: Sequence[int], out: Sequence[int]) -> Rows:
     """The rows of an argument that is broadcast to the shape `out`."""
     rows = rows_of(label)
-    if rows.count == 1 or list(shape) == list(out):
+    if list(shape) == list(out):
         return rows
     axis, inner = place_of(rows, shape)
     after = axis + len(out) - len(shape)

@@ -100,8 +100,6 @@ class Index:
 
     def spread(self, rows: Rows, array: Tensor, out: Tensor) -> Rows:
         """The rows of an array of places, in the result."""
-        if rows.count == 1:
-            return rows
         axis, inner = place_of(rows, array.shape)
         return rows.at(out.shape, axis + self.first + len(self.block) - array.ndim, inner)
 
@@ -131,12 +129,6 @@ def indexed(call: Call) -> Result:
 def _indexed(call: Call, rows: Rows, value: Tensor, given: Any, out: Tensor) -> Rows:
     index = Index.of(given, value.ndim)
     index.refuse_masks()
-    if rows.count == 1:
-        for part in index.arrays:
-            label = call.see(part)
-            if label is not None and not (isinstance(label, Rows) and label.same(rows)):
-                raise Meet
-        return rows
     axis, inner = place_of(rows, value.shape)
     at = index.part_of(axis)
     part = index.parts[at]
@@ -202,10 +194,6 @@ def assigned(call: Call) -> Result:
     rows = rows_of(content)
     region = target.detach()[given]
     wanted = aligned(rows, value.shape[-region.ndim :], region.shape)
-    if rows.count == 1:
-        if before is not None and rows_of(before).same(rows):
-            return before
-        raise Meet
     possible = [
         rows.at(target.shape, axis, size // rows.count)
         for axis, size in enumerate(target.shape)

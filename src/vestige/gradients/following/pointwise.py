@@ -233,14 +233,13 @@ def gather(call: Call) -> Result:
     if not isinstance(dim, int):
         raise Lost
     dim = from_front(dim, value.ndim)
-    labels = []
-    for tensor in tensors_in((call.args, call.kwargs)):
-        if (label := call.see(tensor)) is not None:
-            axis, inner = place_of(label, tensor.shape)
-            if tensor.ndim != value.ndim or axis == dim or tensor.shape[axis] != out.shape[axis]:
-                raise Meet
-            labels.append(rows_of(label).at(out.shape, axis, inner))
-    return agreed(labels)
+
+    def where(tensor: Tensor, axis: int) -> int:
+        if tensor.ndim != value.ndim or axis == dim or tensor.shape[axis] != out.shape[axis]:
+            raise Meet
+        return axis
+
+    return call.joint((call.args, call.kwargs), where)
 
 
 def loss(call: Call) -> Result:
@@ -256,13 +255,11 @@ def loss(call: Call) -> Result:
         rows = rows_of(label)
         if rows.order is not None:
             raise Meet
-        if rows.count > 1:
-            axis, inner = place_of(rows, tensor.shape)
-            if axis == 1 and tensor is value and value.ndim != target.ndim:
-                raise Meet  # the classes
-            labels.append(rows.at((tensor.shape[axis],), 0, inner))
-    if labels:
-        agreed(labels)
+        axis, inner = place_of(rows, tensor.shape)
+        if axis == 1 and tensor is value and value.ndim != target.ndim:
+            raise Meet  # the classes
+        labels.append(rows.at((tensor.shape[axis],), 0, inner))
+    agreed(labels)
     if out.ndim == 0:
         return SUMMED
     axis, inner = call.place

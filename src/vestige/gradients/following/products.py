@@ -83,17 +83,13 @@ def tensordot(call: Call) -> Result:
 def bilinear(call: Call) -> Result:
     """x W y + b, the last axes of x and y contracted."""
     call.refuse_others(Lost, first=2)
-    labels = []
-    for value in call.args[:2]:
-        if (label := call.see(value)) is not None:
-            rows = rows_of(label)
-            if rows.count > 1:
-                axis, inner = place_of(rows, value.shape)
-                if axis == value.ndim - 1:
-                    raise Meet
-                rows = rows.at(call.out.shape, axis, inner)
-            labels.append(rows)
-    return agreed(labels)
+
+    def where(value: Tensor, axis: int) -> int:
+        if axis == value.ndim - 1:
+            raise Meet
+        return axis
+
+    return call.joint(call.args[:2], where)
 
 
 def einsum(call: Call) -> Result:
@@ -121,17 +117,15 @@ def einsum(call: Call) -> Result:
 
 def attention(call: Call) -> Result:
     """scaled_dot_product_attention: the rows are on an axis before the last two of each."""
-    result, labels = call.result, []
-    for value in tensors_in((call.args, call.kwargs)):
-        label = call.see(value)
-        if label is None:
-            continue
-        axis, inner = place_of(label, value.shape)
+    result = call.result
+
+    def where(value: Tensor, axis: int) -> int:
         after = axis + result.ndim - value.ndim
         if axis >= value.ndim - 2 or result.shape[after] != value.shape[axis]:
             raise Meet
-        labels.append(rows_of(label).at(result.shape, after, inner))
-    return agreed(labels)
+        return after
+
+    return call.joint((call.args, call.kwargs), where)
 
 
 def embedding(call: Call) -> Result:

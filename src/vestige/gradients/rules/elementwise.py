@@ -45,16 +45,16 @@ def _joint_rows(
     capture: Capture, others: list[Tensor], refs: list[Ref | None], shape: Sequence[int]
 ) -> Rows | None:
     """The rows that the arguments give to the result, None if they are constants."""
-    found = [
+    batched = [
         (o, rows)
         for o in others
         if (rows := capture.rows_in(o, refs, "a pointwise operation", channels=0)) is not None
     ]
-    if not found:
+    if not batched:
         return None
-    labels = {id(o): rows for o, rows in found}
+    labels = {id(o): rows for o, rows in batched}
     result = torch.empty(shape, device="meta")
-    label = follow(torch.mul, labels, tuple(o for o, _ in found), {}, result)
+    label = follow(torch.mul, labels, tuple(o for o, _ in batched), {}, result)
     if isinstance(label, Meeting):
         raise label.refusal()
     assert isinstance(label, Rows)

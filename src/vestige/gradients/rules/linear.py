@@ -123,17 +123,17 @@ def _product(capture: Capture, left: Any, right: Any, bias: Any = None) -> Any:
     saved = capture.saved(x) if w else None
 
     def uses(g: Tensor) -> Uses:
-        found: Uses = []
+        parts: Uses = []
         g = capture.by_row(g, after)
         if w and saved:
             a, h = capture.by_row(saved(), rows), g
             if w_left:  # (p, d) @ (n, d, t): move the positions before the features
                 a, h = a.transpose(-1, -2), h.transpose(-1, -2)
             a, h = positions(a), positions(h)
-            found.append(w.use(Outer(a, h) if w_left else Outer(h, a)))
+            parts.append(w.use(Outer(a, h) if w_left else Outer(h, a)))
         if b:
-            found.append(b.use(summed(g)))
-        return found
+            parts.append(b.use(summed(g)))
+        return parts
 
     out = capture.tap(out, [w, b], uses)
     after = capture.follows(rows, x, out)
@@ -161,7 +161,7 @@ def einsum(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
         return torch.einsum(equation, *lifted)
     inputs, output = equation.split("->")
     terms = inputs.split(",")
-    letters, found = set(), []
+    letters, batched = set(), []
     for term, ref, operand in zip(terms, refs, operands, strict=True):
         if ref is None:
             rows = capture.rows_in(operand, refs, "einsum", channels=0)
@@ -169,11 +169,11 @@ def einsum(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
             if rows is None or place is None:
                 return NotImplemented
             letters.add(term[place[0]])
-            found.append((rows, operand.shape[place[0]], place[1]))
+            batched.append((rows, operand.shape[place[0]], place[1]))
     letter = letters.pop() if letters else ""
     if letters or not letter or output.count(letter) != 1:
         return NotImplemented
-    rows, size, inner = found[0]
+    rows, size, inner = batched[0]
     for i, ref in enumerate(refs):
         if ref is not None:
             if letter in terms[i]:
