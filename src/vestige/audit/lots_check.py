@@ -27,7 +27,7 @@ import numpy as np
 
 from vestige.audit.findings import Finding, Report
 from vestige.audit.observation import SETTING, Observation, observe, stretches
-from vestige.gradients.clip_forms import Clipping
+from vestige.gradients.clipping import Clipping
 from vestige.methods import Method, resolve
 
 FALSE_ALARM = 1e-6  # of one run of a check on a method that is right

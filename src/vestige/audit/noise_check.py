@@ -30,7 +30,7 @@ from vestige.audit.findings import Finding, Report
 from vestige.audit.mixing import Mixing
 from vestige.audit.observation import SETTING, Observation, Stretch, observe, stretches
 from vestige.audit.recording import Look, Recording
-from vestige.gradients.clip_forms import Clipping
+from vestige.gradients.clipping import Clipping
 from vestige.methods import Method, resolve
 
 FALSE_ALARM = 1e-6  # of one run of the check on a method that is right

@@ -27,7 +27,7 @@ from vestige.audit.recording import (
     records,
     small_run,
 )
-from vestige.gradients.clip_forms import Clipping
+from vestige.gradients.clipping import Clipping
 from vestige.methods import Method
 from vestige.plan import PrivacyPlan
 from vestige.sampling import streams as randomness

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vestige import PrivacyEngine
 from vestige.errors import ConfigError
-from vestige.gradients.clip_forms import Clipping
+from vestige.gradients.clipping import Clipping
 from vestige.methods import Method
 from vestige.plan import ADJACENCY
 from vestige.sampling.streams import COUNTS, FIRST_LOOK, MEASURE, NOISE

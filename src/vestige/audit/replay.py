@@ -40,7 +40,7 @@ from vestige.audit.recording import (
     small_run,
 )
 from vestige.errors import VestigeError
-from vestige.gradients.clip_forms import Clipping
+from vestige.gradients.clipping import Clipping
 from vestige.methods import Method, resolve
 
 ORDINARY = Setting()

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from vestige.checks import check_count, is_number
 from vestige.errors import ConfigError
-from vestige.gradients.clip_forms import taken_apart
+from vestige.gradients.clipping import taken_apart
 from vestige.methods import Method, charged_weight, planned_charges, resolve
 from vestige.plan import ADJACENCY, at
 from vestige.privacy.accounting import Charge, noise_for
 
 if TYPE_CHECKING:
-    from vestige.gradients.clip_forms import Clipping
+    from vestige.gradients.clipping import Clipping
 
 STEPS, SAMPLE_RATE, TRIALS, CONFIDENCE, DELTA, EPSILON = 32, 0.1, 4000, 0.95, 1e-5, 2.0
 SCHEDULED_STEPS = 8  # where every step has noise of its own, which PLD is slow for

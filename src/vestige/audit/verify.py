@@ -30,7 +30,7 @@ from vestige.audit import lots_check, noise_check, replay, rows_check
 from vestige.audit.findings import Finding, Report
 from vestige.audit.observation import SETTING, Observation
 from vestige.errors import ConfigError
-from vestige.gradients.clip_forms import Clipping
+from vestige.gradients.clipping import Clipping
 from vestige.methods import Method, planned_charges
 from vestige.privacy.accounting import events_of
 from vestige.privacy.ledger import Event, merge
