@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from vestige import ConfigError, PrivacyError, StorageError
 from vestige.privacy import ledger_file
 from vestige.privacy.ledger import Event, Facts, Ledger
 from vestige.privacy.ledger_file import LedgerFile, merge_files, read
+from vestige.privacy.ledger_format import Content
 
 
 def opened(path, block=4, run="one", data="digits", forecast=None):
@@ -191,6 +195,54 @@ def test_two_processes_cannot_have_one_ledger(tmp_path):
         file.cover(Event(0.1, 1.5))
 
 
+OTHER_PROCESS = """
+import errno, pathlib, sys
+from vestige import ConfigError
+from vestige.privacy import ledger_file
+
+def no_locks(*_, **__):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+if sys.argv[2] == "beside":
+    ledger_file.lock_descriptor = no_locks
+try:
+    ledger_file.LedgerFile(pathlib.Path(sys.argv[1])).close()
+except ConfigError as error:
+    print(error)
+"""
+
+
+def said_by_another_process(path, lock):
+    command = [sys.executable, "-c", OTHER_PROCESS, str(path), lock]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def no_locks(*_, **__):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+@pytest.mark.parametrize("lock", ["on the file", "beside"])
+def test_another_process_is_kept_out_under_other_names_too(tmp_path, monkeypatch, lock):
+    """Where a system locks no files there is a lock file beside the ledger."""
+    path = tmp_path / "l"
+    names = [path, tmp_path / "soft link"]
+    names[1].symlink_to(path)
+    if lock == "beside":
+        monkeypatch.setattr(ledger_file, "lock_descriptor", no_locks)
+    account = opened(path, block=1)
+    if lock == "on the file":
+        names.append(tmp_path / "hard link")
+        os.link(path, names[2])
+    for name in names:
+        assert "is in use by another run" in said_by_another_process(name, lock)
+        with pytest.raises(ConfigError, match="is in use by another run"):
+            LedgerFile(name)
+    account.cover(Event(0.1, 1.5))
+    end(account)
+    assert said_by_another_process(path, lock) == ""
+    assert counts(read(path).events) == {(0.1, 1.5): 1}
+
+
 def test_a_ledger_that_cannot_be_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is not there"):
         LedgerFile(tmp_path / "none" / "l")
@@ -326,7 +378,7 @@ def test_an_interrupt_between_the_write_and_the_memory_of_it(tmp_path, monkeypat
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ledger_file, "_take", stopped)
+    monkeypatch.setattr(Content, "take", stopped)
     with pytest.raises(KeyboardInterrupt):
         account.settle()
     monkeypatch.undo()
