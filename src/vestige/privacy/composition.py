@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from vestige.privacy.ledger import Event, merge
+from vestige.privacy.events import Event, merge
 
 if TYPE_CHECKING:
     import numpy as np
