@@ -239,7 +239,8 @@ def test_large_counts_composed_in_stages_agree_with_the_limit() -> None:
 
 @pytest.mark.parametrize(("q", "sigma"), [(0.04, 1.1), (0.3, 2.0), (0.01, 0.5)])
 def test_rdp_at_whole_orders_is_the_binomial_form(q: float, sigma: float) -> None:
-    curve = dict(zip(composition._orders(), composition._rdp_of_one(q, sigma), strict=True))
+    bounds = composition.renyi_of_one(q, sigma)
+    curve = dict(zip(composition.renyi_orders(), bounds, strict=True))
     for order in (2, 3, 5, 8, 17, 30):
         assert curve[order] == pytest.approx(renyi_moment(q, sigma, order) / (order - 1), rel=1e-8)
 
@@ -249,7 +250,9 @@ def test_rdp_at_whole_orders_is_the_binomial_form(q: float, sigma: float) -> Non
 )
 def test_rdp_at_fractional_orders_is_an_upper_bound(q: float, sigma: float) -> None:
     """Some of these orders do not converge in the library and come from a chord."""
-    for order, bound in zip(composition._orders(), composition._rdp_of_one(q, sigma), strict=True):
+    for order, bound in zip(
+        composition.renyi_orders(), composition.renyi_of_one(q, sigma), strict=True
+    ):
         if order < 8 and order % 1:
             exact = renyi_by_quadrature(q, sigma, order)
             assert exact * (1 - 1e-6) <= bound < exact * 3
@@ -359,7 +362,7 @@ def test_a_nan_of_the_library_never_becomes_a_small_epsilon(
     monkeypatch.setattr(
         pld.PrivacyLossDistribution, "get_epsilon_for_delta", lambda self, delta: math.nan
     )
-    assert composition._pld_epsilon((Event(0.1, 1.0),), 1e-5) == math.inf
+    assert composition.pld_epsilon((Event(0.1, 1.0),), 1e-5) == math.inf
 
 
 def test_deltas_below_the_precision_of_the_transform_are_left_to_rdp() -> None:
@@ -370,7 +373,7 @@ def test_deltas_below_the_precision_of_the_transform_are_left_to_rdp() -> None:
 
 def test_a_schedule_with_many_noises_is_rounded_pessimistically() -> None:
     events = [Event(0.04, 1 + step / 1000) for step in range(1000)]
-    coarse = composition._coarsened(tuple(events))
+    coarse = composition.coarsened(tuple(events))
     assert len(coarse) <= 64
     assert sum(event.count for event in coarse) == 1000
     exact = sum(renyi_moment(0.04, event.noise_multiplier, 4) / 3 for event in events)
@@ -388,7 +391,7 @@ def test_rounding_a_schedule_never_lowers_its_cost(
 ) -> None:
     events = merge(Event(0.1 if same_rate else q, sigma) for q, sigma in pairs)
     assume(len(events) > 64)
-    coarse = composition._coarsened(events)
+    coarse = composition.coarsened(events)
     assert len(coarse) <= 64
     # Each event, taken in turn, finds a rounded one that reveals at least as much, used up once.
     room = {event: event.count for event in coarse}
@@ -408,14 +411,14 @@ def test_rounding_a_schedule_never_lowers_its_cost(
 
 def test_equal_ledgers_are_accounted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    original = composition._pld_epsilon
+    original = composition.pld_epsilon
 
     def counted(events: tuple[Event, ...], delta: float) -> float:
         calls.append(events)
         return original(events, delta)
 
-    monkeypatch.setattr(composition, "_pld_epsilon", counted)
-    composition._cached_epsilon.cache_clear()
+    monkeypatch.setattr(composition, "pld_epsilon", counted)
+    composition.cached_epsilon.cache_clear()
     one = epsilon([Event(0.1, 3.0, 2), Event(0.1, 4.0), Event(0.1, 3.0)], 1e-5)
     two = epsilon([Event(0.1, 4.0), Event(0.1, 3.0, 3)], 1e-5, "prv")
     assert one == two
