@@ -31,7 +31,8 @@ from vestige.privacy import noise_scales as noise
 from vestige.privacy.ledger import Ledger
 from vestige.release.door import Branch, Door, Release
 from vestige.sampling import loader as sampling
-from vestige.sampling.loader import Batch, LotSampler, Poisson
+from vestige.sampling.loader import Batch, LotSampler
+from vestige.sampling.lots import Poisson
 from vestige.sampling.streams import MEASURE, NOISE, Randomness
 from vestige.updates.control import QuantileControl
 

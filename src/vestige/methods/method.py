@@ -28,7 +28,7 @@ from vestige.privacy.accounting import Charge, step_charges
 from vestige.release.correlation import Correlation
 from vestige.release.door import Distortion, Position
 from vestige.release.part import Part
-from vestige.sampling.loader import Drawing
+from vestige.sampling.lots import Drawing
 from vestige.sampling.streams import Randomness
 from vestige.updates.control import ClipControl
 from vestige.updates.passes import Passes

@@ -32,7 +32,7 @@ from vestige.methods import DPFTRL, DPSGD, FO, FractionalNoise, GeoDP, Method, r
 from vestige.methods.catalogue import AT_SIGMA, MethodInfo
 from vestige.privacy.accounting import Charge
 from vestige.privacy.factorisation import tree_sensitivity
-from vestige.sampling.loader import Poisson
+from vestige.sampling.lots import Poisson
 from vestige.sampling.streams import NOISE
 from vestige.updates.filters import Filter
 
