@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vestige.audit.rows_attack import batch_major
+from vestige.audit.attack.rows import batch_major
 from vestige.audit.verify import CHECKS
 from vestige.engine import state as saving
 from vestige.engine.run import Run
