@@ -729,7 +729,7 @@ def test_a_dataset_that_raises_in_the_middle(name, physical, lots):
         optimizer.step()
         if engine.released:
             break
-    assert engine.ledger.steps == 2 and engine._run._current_lot > 0
+    assert engine.ledger.steps == 2 and engine._run.position.lot > 0
     assert torch.allclose(lots.pop().values, expected.values, atol=1e-12)
 
 
@@ -775,7 +775,7 @@ def test_a_lot_that_could_not_be_read_is_charged_and_never_drawn_again():
                 by_row(engine, model, *batch)
                 optimizer.step()
         except ConfigError:
-            seen.append(engine._run._current_lot)
+            seen.append(engine._run.position.lot)
             engine.abandon_lot()
     assert len(seen) == len(set(seen)) == 12
     assert engine.ledger.steps == engine._run.lots.next_lot == engine.released + len(seen)

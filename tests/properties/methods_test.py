@@ -24,14 +24,16 @@ from vestige.methods import (
     Kalman,
     planned_charges,
     query_weight,
+    resolve,
 )
+from vestige.methods.method import Feature
 from vestige.privacy.accounting import Charge, events_of
 from vestige.privacy.ledger import merge
 from vestige.train.config import TrainConfig
 from vestige.train.training import train
 
 PRIVATE = [name for name, method in METHODS.items() if method.private]
-FIXED = [name for name, method in METHODS.items() if method.fixed_sensitivity]
+FIXED = [name for name in METHODS if Feature.MOVING_CLIP in resolve(name).excludes()]
 VARIANTS = [
     DPSAM(sample="fresh"),
     Disk(ahead=0.5),
@@ -66,7 +68,7 @@ def test_every_method_learns_the_digits(name, tmp_path):
 @pytest.mark.parametrize("clipping", [None, "quantile"])
 def test_what_was_planned_is_what_is_charged(method, clipping):
     chosen = small(method)
-    if clipping and chosen.fixed_sensitivity:
+    if clipping and Feature.MOVING_CLIP in chosen.excludes():
         pytest.skip("refuses quantile clipping, which another test asserts")
     engine, model, *rest = private(method, steps=STEPS, clipping=clipping)
     run(engine, model, *rest, STEPS)
@@ -173,7 +175,7 @@ def test_saving_and_loading_in_the_middle_continues_bit_for_bit(method, clipping
     """In test mode; correlated noise is drawn again up to where the run was."""
     if method == "dp-adam-ac":
         pytest.skip("keeps a window of raw norms, which are private and are never saved")
-    if clipping and small(method).fixed_sensitivity:
+    if clipping and Feature.MOVING_CLIP in small(method).excludes():
         pytest.skip("refuses quantile clipping, which another test asserts")
     whole = private(method, steps=13, clipping=clipping)
     run(*whole, 13)
@@ -200,10 +202,10 @@ def test_every_method_may_be_averaged_and_nothing_else_changes(name):
 @pytest.mark.parametrize("form", ["auto", "auto_per_layer", "quantile", "quantile_per_layer"])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_takes_other_clippings_or_says_why_not(name, form):
-    method = METHODS[name]
+    excluded = resolve(name).excludes()
     refused = (
-        method.fixed_sensitivity
-        or (method.flat_only and form.endswith("per_layer"))
+        Feature.MOVING_CLIP in excluded
+        or (Feature.GROUPS in excluded and form.endswith("per_layer"))
         or name == "dp-adam-ac"
         or (name == "dp-adam-ac-private" and form != "quantile")
     )
@@ -223,7 +225,7 @@ def test_every_method_takes_other_clippings_or_says_why_not(name, form):
     else:
         ours, theirs = engine.get_epsilon(1e-5), plain.get_epsilon(1e-5)
         assert ours > theirs if METHODS[name].private else ours == theirs == math.inf
-        assert engine._run.parts.clip.bounds != engine.plan.bounds
+        assert engine.parts["clip"].bounds != engine.plan.bounds
 
 
 def test_the_methods_that_refuse_are_the_ones_whose_sensitivity_is_fixed():
@@ -235,7 +237,7 @@ def test_without_a_guarantee_there_is_no_target(name):
     engine, *_ = private(name)
     assert engine.get_epsilon(1e-5) == 0.0
     with pytest.raises(ConfigError, match="has no guarantee"):
-        planned_charges(METHODS[name](), "flat", 1, N, LOT, LOT / N, 5)
+        planned_charges(resolve(name), "flat", 1, N, LOT, LOT / N, 5)
     with pytest.raises(ConfigError, match="has no guarantee"):
         train(TrainConfig(method=name, epsilon=3.0, epochs=1))
 

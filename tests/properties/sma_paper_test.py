@@ -38,7 +38,7 @@ from tests.support.memory_helpers import (
     transcripts,
     vectors,
 )
-from vestige.memory.base import View, power_law
+from vestige.memory.rules import View, power_law
 from vestige.methods import SMA, SMAFixed, SMAShuffled
 
 BETA, BOUNDS, SIGMAS, DELTA = 0.8, (0.05, 0.12), (0.9, 2.0), 1e-5

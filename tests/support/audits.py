@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 from scipy.stats import binom
 
@@ -69,13 +68,13 @@ def observed(method, noise, trials=300, steps=12, clipping=None):
 class Repeating(DPSGD):
     """Every lot is used `times` times in a row, or all lots come again after `period`."""
 
-    name: ClassVar[str] = "repeating"
+    info = replace(DPSGD.info, name="repeating")
 
     times: int = 1
     period: int = 10**6
 
-    def drawing(self, around):
-        poisson = Poisson(around.randomness, around.records, around.plan.sample_rate)
+    def lots(self, context):
+        poisson = Poisson(context.randomness, context.records, context.plan.sample_rate)
         times, period = self.times, self.period
 
         class Repeated:

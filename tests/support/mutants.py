@@ -24,6 +24,7 @@ from vestige.gradients.clipping import Clip
 from vestige.gradients.following import FAMILIES
 from vestige.gradients.rows import Rows
 from vestige.memory.history import History
+from vestige.memory.recall import Recollection
 from vestige.methods import DPFTRL, DPIS, FO, FractionalNoise, Method
 from vestige.privacy import factorisation
 from vestige.privacy import noise_scales as noise
@@ -32,7 +33,7 @@ from vestige.release.door import Branch, Door, Release
 from vestige.sampling import loader as sampling
 from vestige.sampling.loader import Batch, LotSampler, Poisson
 from vestige.sampling.streams import MEASURE, NOISE, Randomness
-from vestige.updates.clip_control import QuantileControl
+from vestige.updates.control import QuantileControl
 
 HALF = FO(beta=0.5, window=5)
 AUDIT = {"audit": "epsilon"}
@@ -350,29 +351,29 @@ def bound_from_raw_counts(patch):
 
 @mutant("divisor len(lot)", {"replay": "weights"})
 def divided_by_lot(patch):
-    hand_out, apply = Run.hand_out, Run._apply
+    hand_out, release = Run.hand_out, Run._release
 
     def handed(self, batch):
         hand_out(self, batch)
         self.rows_at_hand = 0 if batch.empty else batch.rows
 
-    def applied(self, release):
-        apply(self, release)
+    def applied(self):
+        release(self)
         self._gradient.mul_(self.plan.batch_size / max(1, self.rows_at_hand))
 
     patch.setattr(Run, "hand_out", handed)
-    patch.setattr(Run, "_apply", applied)
+    patch.setattr(Run, "_release", applied)
 
 
 @mutant("the raw sum handed to the optimizer", {"replay": "weights"})
 def raw_sum_applied(patch):
-    apply = Run._apply
+    release = Run._release
 
-    def applied(self, release):
-        apply(self, release)
+    def applied(self):
+        release(self)
         self._gradient.copy_(self.capture.collector.total / self.plan.batch_size)
 
-    patch.setattr(Run, "_apply", applied)
+    patch.setattr(Run, "_release", applied)
 
 
 @mutant("a gate that reads the current sum", {"replay": "branch"}, "fo", "sma")
@@ -380,9 +381,10 @@ def gate_reads_sum(patch):
     release = Run._release
 
     def gated(self):
-        if self.memory is not None and self.memory.branch is not None:
-            length = float(self.capture.collector.total.norm())
-            self.memory.branch.values.mul_(1 + math.tanh(length))
+        for part in self.parts:
+            if part.branch is not None:
+                length = float(self.capture.collector.total.norm())
+                part.branch.values.mul_(1 + math.tanh(length))
         return release(self)
 
     patch.setattr(Run, "_release", gated)
@@ -390,14 +392,14 @@ def gate_reads_sum(patch):
 
 @mutant("the branch recalled after the lot", {"replay": "branch after the lot"}, "fo")
 def recalled_late(patch):
-    recall, release = Run._recall, Run._release
+    recall, release = Recollection.lot_begins, Run._release
 
     def late(self):
-        if self.memory is not None:
-            recall(self, self.memory)
+        recall(self.part(Recollection))
         return release(self)
 
-    patch.setattr(Run, "_recall", lambda self, memory: None)
+    patch.setattr(Recollection, "lot_begins", lambda self: None)
+    patch.setattr(Recollection, "stepped", lambda self: None)
     patch.setattr(Run, "_release", late)
 
 
@@ -426,21 +428,21 @@ def history_of_raw_sums(patch):
     "fo",
 )
 def release_by_branch(patch):
-    proofs, init, release = [], Branch.__init__, Run._release
+    proofs, init, release = [], Branch.__init__, Door.release
 
     def noted(self, values, step, *, _certificate=None):
         proofs.append(_certificate)
         init(self, values, step, _certificate=_certificate)
 
-    def forged(self):
-        out = release(self)
-        if self.memory is None or not proofs:
+    def forged(self, clipped, *rest, **options):
+        out = release(self, clipped, *rest, **options)
+        if not proofs:
             return out
-        raw = self.capture.collector.total
-        return Release(raw, out.step, self.door, out.stds, out.counts, _certificate=proofs[-1])
+        raw = clipped._values
+        return Release(raw, out.step, self, out.stds, out.counts, _certificate=proofs[-1])
 
     patch.setattr(Branch, "__init__", noted)
-    patch.setattr(Run, "_release", forged)
+    patch.setattr(Door, "release", forged)
 
 
 # -- the lots -------------------------------------------------------------------------------

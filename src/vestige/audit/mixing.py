@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from vestige.methods import Method
-from vestige.methods.base import Surroundings
+from vestige.methods.method import DrawContext
 from vestige.plan import PrivacyPlan
+from vestige.release.correlation import Correlation
 from vestige.sampling.streams import NOISE, Randomness
 
 Matrix = npt.NDArray[np.float64]
@@ -53,9 +54,9 @@ class Mixing:
         like = torch.zeros(room, dtype=torch.float64)
         # No records and no parameters: the noise may not know of them.
         impulses: Any = _Impulses()
-        around = Surroundings(like, (), (), plan, cast("Randomness", impulses), plan.dataset_size)
-        correlation = method.correlation(around)
-        assert correlation is not None
+        context = DrawContext(like, plan, cast("Randomness", impulses), plan.dataset_size)
+        correlation = method.noise(context)
+        assert isinstance(correlation, Correlation)
         self._map = torch.stack([correlation.noise(row).clone() for row in range(rows)]).numpy()
         self.covariance: Matrix = self._map @ self._map.T
         self.marginals = np.sqrt(np.diag(self.covariance))

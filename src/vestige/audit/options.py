@@ -12,15 +12,18 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from vestige import methods
 from vestige.errors import ConfigError
 from vestige.gradients.clip_forms import taken_apart
-from vestige.methods import METHODS, Method, charged_weight, planned_charges, resolve
 from vestige.plan import ADJACENCY, at
 from vestige.privacy.accounting import Charge, epsilon, events_of, noise_for
+
+if TYPE_CHECKING:
+    from vestige.methods import Method
 
 EPSILON = 2.0  # the claim where neither a claim nor noise is given
 STEPS = 32
@@ -50,9 +53,7 @@ class AuditOptions(BaseModel):
         frozen=True, strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
     )
 
-    method: str | Method = _option(
-        ..., "must be a name or a Method.", f"The method to attack: {', '.join(METHODS)}."
-    )
+    method: Any = _option(..., "", f"The method to attack: {', '.join(methods.METHODS)}.")
     mode: Literal["canary", "one-run"] = _option(
         "canary",
         "is unknown: choose from canary, one-run.",
@@ -125,7 +126,9 @@ class AuditOptions(BaseModel):
                 f"epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier}: give one of "
                 "them, the claim to reach or the noise to attack."
             )
-        if not isinstance(taken_apart(self.form)[0], str):
+        if not isinstance(self.method, str) or self.method not in methods.METHODS:
+            methods.resolve(self.method)  # says what is wrong with it
+        if self.clipping is not None and not isinstance(taken_apart(self.clipping)[0], str):
             raise ConfigError(
                 "the audit brings its own model, whose parameters a partition cannot name: use "
                 "clipping='flat', 'per_layer' or an automatic or quantile form of them."
@@ -134,8 +137,8 @@ class AuditOptions(BaseModel):
 
     @cached_property
     def chosen(self) -> Method:
-        """The method itself."""
-        return resolve(self.method)
+        """The method itself: its class is imported now, and torch with it."""
+        return methods.resolve(self.method)
 
     @cached_property
     def length(self) -> int:
@@ -184,7 +187,9 @@ class AuditOptions(BaseModel):
         """What the run will be charged, before its noise is known."""
         lot, length = self.batch_size(records), self.length
         chosen = self.chosen.tabulated(length)
-        return planned_charges(chosen, self.form, self.layers, records, lot, lot / records, length)
+        return methods.planned_charges(
+            chosen, self.form, self.layers, records, lot, lot / records, length
+        )
 
     def noise(self, charges: Counter[Charge]) -> float:
         """The noise that was given, or the one that reaches the claim with these charges."""
@@ -205,7 +210,7 @@ class AuditOptions(BaseModel):
     def multipliers(self, noise: float) -> list[float]:
         """The planned multiplier of every release of a run without correlated noise."""
         chosen = self.chosen.tabulated(self.length)
-        weights = charged_weight(chosen, self.length)
+        weights = methods.charged_weight(chosen, self.length)
         return [noise / (chosen.looks**0.5 * at(weights, t)) for t in range(self.length)]
 
 

@@ -467,8 +467,8 @@ def methods(as_json: _Json = False) -> None:
             "guarantee": method.guarantee,
             "touches": method.touches,
             "extra_memory": method.extra_memory,
-            "clipping": str(method.clipping),
-            "settings": method().settings(),
+            "clipping": str(method.load().clipping),
+            "settings": method.load()().settings(),
             "paper": method.paper,
         }
         for name, method in METHODS.items()

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 def coming_events(run: Run, lots: int) -> list[Event]:
     """The charges of the next `lots` lots, beginning with the one that is about to be used."""
-    return _events(run, run.coming_lot, lots)
+    return _events(run, run.position.lot, lots)
 
 
 def events_ahead(run: Run, lots: int) -> list[Event]:
     """The charges of the next `lots` lots of a run that is not drawing one at the moment."""
-    varies = run.plan.scheduled or run.parts.importance or run.door.correlation
+    varies = run.plan.scheduled or run.survey or run.door.correlation
     if lots and not varies and not run.repeatable:
         return [replace(*coming_events(run, 1), count=lots)]  # all alike: no need to walk
-    return _events(run, run.coming_lot if run.in_lot else run.lots.next_lot, lots)
+    return _events(run, run.position.lot if run.in_lot else run.lots.next_lot, lots)
 
 
 def _events(run: Run, first: int, lots: int) -> list[Event]:
@@ -57,9 +57,9 @@ def _charges(run: Run, first: int) -> Iterator[Event | None]:
     """The charge of every lot from `first` on; None where an earlier charge covers it."""
     step = run.door.steps
     for lot in itertools.count(first):
-        if run.parts.importance and run.lots.measures(lot):
+        if run.survey and run.lots.measures(lot):
             paid = run.door.replays(f"measure {lot}")
-            cost = run.door.measurement_cost(run.parts.importance.norm_noise)
+            cost = run.door.measurement_cost(run.survey.norm_noise)
             yield None if paid else cost
             continue
         if run.door.correlation:

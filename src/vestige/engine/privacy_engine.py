@@ -10,11 +10,10 @@ import secrets
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -23,32 +22,27 @@ from vestige import statement
 from vestige.checks import check_count
 from vestige.engine import checkpoint
 from vestige.engine import state as saving
-from vestige.engine.build import assemble, check_settings
+from vestige.engine.books import Books
+from vestige.engine.build import build
+from vestige.engine.caveats import caveats
 from vestige.engine.ending import ending
-from vestige.engine.forecast import coming_events, lots_left
 from vestige.engine.guard import BudgetGuard
 from vestige.engine.lineage import Things, Trace
+from vestige.engine.options import Keywords, Options
+from vestige.engine.prepare import Request, prepare
 from vestige.engine.run import Run
-from vestige.engine.validation import check_criterion, check_model, check_optimizer
 from vestige.errors import ConfigError, PrivacyError
-from vestige.gradients.clipping import Auto, Clip, Clipping, Quantile, taken_apart
+from vestige.gradients.clipping import Clipping, taken_apart
 from vestige.gradients.groups import partition
-from vestige.methods import METHODS, Method, planned_charges, query_weight, resolve
-from vestige.plan import ADJACENCY, PrivacyPlan, Schedule, constant, lots_per_epoch, sampling_rate
+from vestige.methods import Method, planned_charges, resolve
+from vestige.plan import PrivacyPlan, Schedule, lots_per_epoch, sampling_rate
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Ledger, together
-from vestige.privacy.ledger_file import Account, LedgerFile, common_data, opened_here
-from vestige.privacy.ledger_file import read as read_ledger
-from vestige.privacy.noise_scales import GroupNoise, NoiseScale, noise_scales, shaped
 from vestige.release.door import Door
+from vestige.release.part import Part
 from vestige.sampling.loader import PrivateLoader, check_loader
 from vestige.sampling.streams import Randomness
-
-REPEATABLE = "repeatable noise: not private towards anyone who knows the seed"
-REPEATABLE_BEFORE = (
-    "another run on the ledger was in test mode: what all of them released is not private towards "
-    "anyone who knows its seed"
-)
+from vestige.updates.averaging import Averaging
 
 
 class PrivacyEngine:
@@ -81,12 +75,8 @@ class PrivacyEngine:
     ) -> None:
         self.accountant = accounting.accountant_name(accountant)
         self._secure, self._seed, self._noise_seed = secure_mode, seed, noise_seed
-        self._ledger = ledger if isinstance(ledger, Ledger) else Ledger()
-        self._ledger_given = ledger is not None
+        self._books = Books(ledger)
         self._things: Things | None = None
-        self._inherited = 0  # releases of engines before, on whose ledger this one goes on
-        # Opened when everything else is right, so that a refused setting leaves no lock behind.
-        self._ledger_path = None if isinstance(ledger, Ledger) else ledger
         self._name = secrets.token_hex(8)  # of this run on its ledger
         self._run: Run | None = None
 
@@ -100,36 +90,22 @@ class PrivacyEngine:
         data_loader: DataLoader[Any],
         noise_multiplier: Schedule | None = None,
         max_grad_norm: float | Sequence[float],
-        clipping: Clipping | None = None,
-        group_noise_multipliers: GroupNoise | None = None,
         method: str | Method = "dp-sgd",
+        clipping: Clipping | None = None,
         max_physical_batch_size: int | None = None,
         loss_reduction: str = "mean",
         criterion: Any = None,
-        batch_first: bool = True,
         dataset_size: int | None = None,
-        sample_rate: Schedule | None = None,
         steps: int | None = None,
-        history_dtype: torch.dtype | None = None,
-        denoiser: str | Method | None = None,
-        averaging: str | None = None,
-        seed: int | None = None,
-        noise_seed: int | None = None,
-        secure_noise: bool = False,
-        secure_mode: bool = False,
-        self_check: bool = True,
-        max_epsilon: float | None = None,
-        delta: float | None = None,
-        data_name: str | None = None,
-        poisson_sampling: bool = True,
-        noise_generator: Any = None,
+        **keywords: Unpack[Keywords],
     ) -> tuple[nn.Module, Optimizer, PrivateLoader]:
         """Train privately with a given noise multiplier; returns (module, optimizer, loader).
 
         The module and the optimizer are the ones passed in, with hooks; the loader is new. Its
         batch size becomes the expected lot size and the public divisor of every sum. The noise
         multiplier, the sampling rate and a method's beta may be schedules: a sequence with one
-        number per step, or a function of the step. See docs/guide.md for each argument.
+        number per step, or a function of the step. See docs/guide.md for each argument, those of
+        `vestige.engine.options` included.
 
         Guarantee: each `optimizer.step()` that completes a lot is one release, charged before its
         noise is drawn.
@@ -139,121 +115,45 @@ class PrivacyEngine:
                 "make_private was called before on this engine: one engine guards one run. For "
                 "another model on the same data make PrivacyEngine(ledger=engine.ledger)."
             )
-        if not poisson_sampling:
-            raise ConfigError(
-                "poisson_sampling=False is refused: the accountants assume Poisson lots, and fixed "
-                "or shuffled batches with the same epsilon would be a false claim."
-            )
-        if noise_generator is not None:
-            raise ConfigError(
-                "noise_generator is refused: noise is keyed by the engine, step by step. Use "
-                "noise_seed=... for a repeatable test run or secure_mode=True."
-            )
-        check_model(module)
-        check_optimizer(optimizer, module)
-        check_criterion(criterion, loss_reduction, module)
-        batch_size = check_loader(data_loader)
-        if max_physical_batch_size is not None:
-            check_count("max_physical_batch_size", max_physical_batch_size)
-        if steps is not None:
-            check_count("steps", steps)
-        if history_dtype not in (None, torch.float32, torch.float64, torch.bfloat16):
-            raise ConfigError(
-                f"history_dtype={history_dtype} is not one that releases can be kept in: use "
-                "torch.bfloat16 for half the memory, or leave it out."
-            )
-        chosen = resolve(method).tabulated(steps)
-        chosen.check_optimizer(optimizer)
-        parts, form = taken_apart(chosen.clipping if clipping is None else clipping)
-        groups = partition(module, parts)
-        stability = form.stability if isinstance(form, Auto) else None
-        clip = Clip.over(max_grad_norm, groups.names, stability)
-        geometry = chosen.geometry(groups.buffer())
-        names = groups.names if geometry is None else ("direction", "magnitude")
-        bounds = clip.bounds if geometry is None else geometry.bounds(clip.bounds[0])
-        noise = noise_scales(noise_multiplier, group_noise_multipliers, names, steps)
-        if geometry is not None and group_noise_multipliers is None:
-            noise = [NoiseScale.evenly(scale.joint, len(names)) for scale in noise]
-        noise = shaped(noise, chosen.noise_shape(steps))
-        check_settings(
-            chosen,
+        request = Request(
+            module,
             optimizer,
-            form,
-            groups,
-            noise,
-            data_loader.num_workers,
+            data_loader,
+            noise_multiplier,
+            max_grad_norm,
+            method,
+            clipping,
             max_physical_batch_size,
+            loss_reduction,
+            criterion,
+            dataset_size,
+            steps,
+            Options.of(keywords, tuple(field.name for field in fields(Request))),
         )
-        records = len(data_loader.dataset)  # type: ignore[arg-type]
-        size = records if dataset_size is None else dataset_size
-        shape = chosen.clip_shape(steps) or (1.0,)
-        scheduled = [
-            tuple(c * shape[min(t, len(shape) - 1)] for c in bounds) for t in range(len(noise))
-        ]
-        stds = tuple(scale.stds(scheduled[t]) for t, scale in enumerate(noise))
-        plan = PrivacyPlan(
-            method=chosen.name,
-            dataset_size=size,
-            size_declared=dataset_size is not None,
-            batch_size=batch_size,
-            sample_rate=chosen.charged_rate(sampling_rate(size, batch_size, sample_rate, steps)),
-            clipping=str(form) if form else parts if isinstance(parts, str) else "partition",
-            group_names=names,
-            bounds=scheduled[0],
-            noise_multiplier=constant([scale.joint for scale in noise]),
-            noise_stds=stds[0] if len(stds) == 1 else stds,
-            beta=query_weight(chosen, steps),
-            settings=_settings(chosen, denoiser),
-            averaging=averaging,
-            history_dtype=None if history_dtype is None else str(history_dtype),
-            steps=steps,
-            max_physical_batch_size=max_physical_batch_size,
-            loss_reduction=loss_reduction,
-            count_noise=form.noise(batch_size) if isinstance(form, Quantile) else None,
-            adjacency=chosen.adjacency,
-            private=chosen.private,
-        )
-        self._noise_seed_used = self._noise_seed if noise_seed is None else noise_seed
-        things = Things.of(module, optimizer, data_loader.dataset)
-        self._join(things, module, optimizer)
-        run = assemble(
-            plan,
-            chosen,
-            module=module,
-            optimizer=optimizer,
-            groups=groups,
-            clip=clip,
-            form=form,
-            noise=noise,
-            randomness=Randomness(
-                self._noise_seed_used,
-                self._secure or secure_mode or secure_noise,
-            ),
-            ledger=self._ledger,
-            name=self._name,
-            records=records,
-            history_dtype=history_dtype,
-            denoiser=denoiser,
-            batch_first=batch_first,
-            self_check=self_check,
-            seed=(self._seed if seed is None else seed) or 0,
-        )
-        if max_epsilon is not None:
-            run.guard = BudgetGuard(max_epsilon, delta, self.accountant, run)
-        self._facts = {
-            "name": data_name,
-            "records": size,
-            **checkpoint.row_facts(data_loader.dataset),
-        }
-        if self._ledger.file:
-            run.door.account = self._account(self._ledger.file, run)
-        elif self._ledger_path is not None:
-            self._open_ledger(Path(self._ledger_path), run)
-        self._ledger.engines += 1
+        run, things = self._run_of(request)
         run.attach()
         self._run, self._things = run, things
-        things.leave(Trace(self._name, self._ledger, run.door.own, weakref.ref(run)))
+        things.leave(Trace(self._name, self.ledger, run.door.own, weakref.ref(run)))
         return module, optimizer, PrivateLoader(data_loader, run.lots, run.hand_out, module)
+
+    def _run_of(self, request: Request) -> tuple[Run, Things]:
+        """The run on its ledger, not yet attached to the model."""
+        plan, method, made = prepare(request)
+        options, data = request.options, request.data_loader.dataset
+        things = Things.of(request.module, request.optimizer, data)
+        self._books.join(things, request.module, request.optimizer)
+        seed = self._noise_seed if options.noise_seed is None else options.noise_seed
+        secure = self._secure or options.secure_mode or options.secure_noise
+        run = build(plan, method, made, Randomness(seed, secure), self.ledger, self._name)
+        if options.self_check:
+            run.check_rows((self._seed if options.seed is None else options.seed) or 0)
+        if options.max_epsilon is not None:
+            run.guard = BudgetGuard(options.max_epsilon, options.delta, self.accountant, run)
+        self._noise_seed_used = seed
+        facts = checkpoint.row_facts(data)
+        self._facts = {"name": options.data_name, "records": plan.dataset_size, **facts}
+        self._books.enter(run, self._facts)
+        return run, things
 
     def make_private_with_epsilon(
         self,
@@ -314,10 +214,9 @@ class PrivacyEngine:
         if resume is not None and Path(resume).exists():
             noise, earlier = checkpoint.saved_noise(Path(resume)), None
         else:
-            self._join(Things.of(module, optimizer, data_loader.dataset), module, optimizer)
-            earlier = self._ledger.merged()
-            if self._ledger_path is not None and Path(self._ledger_path).exists():
-                earlier = read_ledger(Path(self._ledger_path)).events
+            things = Things.of(module, optimizer, data_loader.dataset)
+            self._books.join(things, module, optimizer)
+            earlier = self._books.spent()
             noise, _ = accounting.noise_for(
                 target_epsilon, target_delta, charges, self.accountant, earlier
             )
@@ -333,35 +232,14 @@ class PrivacyEngine:
             steps=steps,
             **{"delta": target_delta} | options,
         )
-        if earlier is not None and self._ledger.merged() != earlier:
+        if earlier is not None and self.ledger.merged() != earlier:
             self.detach()
             raise ConfigError(
                 f"the ledger was charged by another run while the noise was solved for: it holds "
-                f"{self._ledger.steps} releases now. Call make_private_with_epsilon of a new "
+                f"{self.ledger.steps} releases now. Call make_private_with_epsilon of a new "
                 "engine, and they will be counted."
             )
         return made
-
-    def _join(self, things: Things, module: nn.Module, optimizer: Optimizer) -> None:
-        """Choose the ledger, and take the place of engines on the same model or optimizer."""
-        file = self._ledger.file
-        if file and file.closed:
-            self._ledger, self._ledger_path = Ledger(), file.path  # of an engine that has ended
-        if self._ledger_path is not None:
-            shared = opened_here(Path(self._ledger_path))
-            if shared and shared.ledger:
-                self._ledger, self._ledger_path = shared.ledger, None
-        held = self._ledger
-        held.engines += 1  # the last engine that leaves would close its file
-        try:
-            for trace in things.trained_by():
-                trace.make_room(module, optimizer)
-        finally:
-            held.engines -= 1
-        if not self._ledger_given:
-            self._ledger = things.ledger_before() or held
-        if self._ledger is not held:
-            self._inherited = self._ledger.steps
 
     def keep_ledger(self, path: str | Path, create: bool = True) -> None:
         """Keep the ledger in this file, before the first release; as PrivacyEngine(ledger=...).
@@ -369,43 +247,12 @@ class PrivacyEngine:
         Guarantee: from now on a charge is on the disk before its noise is drawn. What the file
         already holds, of this run or of others on the same data, composes.
         """
-        self._open_ledger(Path(path), self._attached(), create)
-
-    def _open_ledger(self, path: Path, run: Run, create: bool = True) -> None:
-        file = LedgerFile(path, create)
-        try:
-            account = self._account(file, run)
-            self._ledger.keep_in(file)
-        except BaseException:
-            file.close()
-            raise
-        run.door.account = account
+        self._books.open(Path(path), self._attached(), self._facts, create)
 
     def close(self) -> None:
         """Give back what is reserved on the ledger file and not used, and let others have it."""
-        if self._ledger.file:
-            self._ledger.file.close()
-
-    def _account(self, file: LedgerFile, run: Run) -> Account:
-        """The account of this run on a ledger file, which must be about the same data."""
-        data = {key: self._facts[key] for key in ("name", "records")}
-        common_data([*(r.about for r in file.content.runs.values()), {"data": data}])
-        about = {
-            "data": data,
-            "method": run.plan.method,
-            "steps": run.plan.steps,
-            "adjacency": run.plan.adjacency,
-            "test_mode": run.repeatable,
-        }
-        # A crash charges the open block: at most a fiftieth of the plan.
-        block = min(64, max(1, (run.plan.steps or 800) // 50))
-        return file.account(
-            run.door.run,
-            about,
-            block,
-            lambda lots: coming_events(run, min(lots, lots_left(run))),
-            run.door.session,
-        )
+        if self.ledger.file:
+            self.ledger.file.close()
 
     # -- while training ---------------------------------------------------------------------
 
@@ -464,7 +311,7 @@ class PrivacyEngine:
         removing one record, or for what `adjacency` says.
         """
         name = self.accountant if accountant is None else accounting.accountant_name(accountant)
-        return accounting.epsilon(self._ledger.merged(), delta, name)
+        return accounting.epsilon(self.ledger.merged(), delta, name)
 
     def diagnostics(self) -> dict[str, Any]:
         """The last step's numbers about the memory, as lists with one entry per group.
@@ -475,10 +322,9 @@ class PrivacyEngine:
         Guarantee: functions of releases, weights and public settings; publishing them costs
         nothing.
         """
-        run = self._attached()
-        if run.memory:
-            return run.memory.diagnostics()
-        return {"step": run.door.steps - 1} if run.door.steps else {}
+        if "memory" in self.parts:
+            return self.parts["memory"].diagnostics()
+        return {"step": self.released - 1} if self.released else {}
 
     def averaged_state_dict(self) -> dict[str, Any]:
         """The model's state_dict with the averaged parameters in place of the last ones.
@@ -486,14 +332,14 @@ class PrivacyEngine:
         Guarantee: post-processing; as private as the model itself.
         """
         run = self._attached()
-        averaging = run.parts.averaging
+        averaging = run.part(Averaging)
         if averaging is None or averaging.count == 0:
             raise ConfigError(
                 "there is no average of the weights yet: pass averaging='ema' (or 'uniform-tail', "
                 "'fractional') to make_private, and take a step."
             )
         run.check_state()
-        module, means = run.capture.module, averaging.means()
+        module, means = run.capture.module, averaging.averaged()
         # By identity: a tied parameter has several names.
         named = module.named_parameters(remove_duplicate=False)
         averaged = {name: means[id(p)] for name, p in named if id(p) in means}
@@ -543,13 +389,13 @@ class PrivacyEngine:
     @property
     def earlier(self) -> int:
         """The number of releases of other runs on the same ledger: they compose."""
-        return self._ledger.steps - self.charged
+        return self.ledger.steps - self.charged
 
     @property
     def adjacency(self) -> str:
         """What neighbouring data are, for everything on the ledger together."""
         run = self._attached()
-        return together([run.door.facts, self._ledger.facts()]).adjacency
+        return together([run.door.facts, self.ledger.facts()]).adjacency
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -562,57 +408,20 @@ class PrivacyEngine:
         return self._attached().door
 
     @property
+    def parts(self) -> dict[str, Part]:
+        """What follows a release, by name: memory, filter, average. All of it is public."""
+        return {part.name: part for part in self._attached().parts if part.name}
+
+    @property
     def ledger(self) -> Ledger:
         """What was charged, in order."""
-        return self._ledger
+        return self._books.ledger
 
     def caveats(self) -> list[str]:
         """What the reader of epsilon must know, in sentences: none for a plain run."""
         run = self._attached()
-        found = []
-        if not run.plan.private:
-            found.append(f"no guarantee: {METHODS[run.plan.method].guarantee}")
-        if run.repeatable:
-            found.append(REPEATABLE)
-        if self._ledger.facts(but=run.door.run).test_mode:
-            found.append(REPEATABLE_BEFORE)
-        multipliers = run.plan.noise_multiplier
-        if 0 in (multipliers if isinstance(multipliers, tuple) else (multipliers,)):
-            found.append("no noise: nothing is private, epsilon is infinite")
-        if self.adjacency != ADJACENCY:
-            found.append(f"epsilon holds for another adjacency: {self.adjacency}")
-        if run.plan.count_noise == 0:
-            found.append("no noise on the counts: nothing is private, epsilon is infinite")
-        if run.capture.tracker.shared:  # not their shapes, which may follow the records
-            found.append(
-                "the model is given tensors without the batch's rows: they are taken for public"
-            )
-        if run.unchecked is not None:
-            found.append(f"that examples do not mix was not checked: {run.unchecked}")
-        if not run.plan.size_declared:
-            found.append(
-                f"the number of records, {run.plan.dataset_size}, is treated as public (it was not "
-                "declared as dataset_size=...)"
-            )
-        return found + run.losses.caveats + self._lineage(run)
-
-    def _lineage(self, run: Run) -> list[str]:
-        """What epsilon contains of other engines' releases, and what it leaves out."""
-        found = []
-        if self._inherited:
-            found.append(
-                "this model or its optimizer was trained before by another engine of this process: "
-                f"the {self._inherited} releases on its ledger are part of epsilon"
-                + ("" if self._ledger.file else " (they are on no file that knows of this run)")
-            )
-        if run.gap:
-            found.append(
-                "the run went on from a saved state without a ledger file: what was released after "
-                "that state was saved is part of epsilon only as far as this process knows of it "
-                "(keep a file, PrivacyEngine(ledger=FILE))"
-            )
         assert self._things is not None
-        return found + self._things.left_out_of(self._ledger)
+        return caveats(run, self.adjacency, self._books.inherited, self._things)
 
     # -- saving -----------------------------------------------------------------------------
 
@@ -657,11 +466,3 @@ class PrivacyEngine:
         if self._run is None:
             raise ConfigError("call make_private or make_private_with_epsilon first.")
         return self._run
-
-
-def _settings(method: Method, denoiser: str | Method | None) -> dict[str, Any]:
-    """The method's settings, and those of a denoiser after it."""
-    if denoiser is None:
-        return method.settings()
-    after = resolve(denoiser)
-    return method.settings() | {"denoiser": {"name": after.name, **after.settings()}}

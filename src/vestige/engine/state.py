@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from vestige.engine import checkpoint
-from vestige.engine.run import Parts, Run
+from vestige.engine.run import Run
 from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.privacy.ledger import Event, Facts, Ledger, Spending, together
 
 _VERSION = 2
 _COUNTS = ("released", "next_lot", "lost")
 _FACTS = ("repeatable_noise", "ledger_file")
-_STATE = {"run", "plan", "ledger", "own", *_COUNTS, *_FACTS, "memory", *Parts().saved()}
+_STATE = {"run", "plan", "ledger", "own", *_COUNTS, *_FACTS}
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -32,8 +32,7 @@ def state_of(run: Run) -> dict[str, Any]:
     run.check_state()
     others = run.door.ledger.facts(but=run.door.run)
     return {
-        "memory": run.memory.state_dict() if run.memory else None,
-        **{k: part.state_dict() if part else None for k, part in run.parts.saved().items()},
+        **{part.name: part.state_dict() for part in run.parts if part.name},
         "version": _VERSION,
         "run": run.door.run,
         "own": run.door.own.state_dict(),
@@ -53,20 +52,16 @@ def state_of(run: Run) -> dict[str, Any]:
 def load_state(run: Run, state: Mapping[str, Any]) -> None:
     """Go on where `state` was taken."""
     _check_state(state, run)
-    if run.memory:
-        run.memory.check_state(state["memory"], state["released"])
-    parts = [(part, state[name]) for name, part in run.parts.saved().items() if part]
-    for part, saved in parts:
-        part.check_state(saved)
+    parts = [part for part in run.parts if part.name]
+    for part in parts:
+        part.check_state(state[part.name], state["released"])
     others = _others(state)
     own = _own_charges(run, state)
     own = _take_charges(run, state, own)  # refuses before it changes anything
-    if run.memory:
-        run.memory.load_state_dict(state["memory"])
-    for part, saved in parts:
-        part.load_state_dict(saved)
-    run.door.steps, run.lots.next_lot = state["released"], state["next_lot"]
-    run.coming_lot = state["next_lot"]
+    for part in parts:
+        part.load_state_dict(state[part.name])
+    run.lots.next_lot = state["next_lot"]
+    run.position.lot, run.position.release = state["next_lot"], state["released"]
     repeated = run.repeatable and bool(state["repeatable_noise"])
     run.repeatable = run.repeatable or bool(state["repeatable_noise"])
     _continue_ledger(run, state, own, others)
@@ -253,7 +248,7 @@ def _check_state(state: Mapping[str, Any], run: Run) -> None:
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         version = state.get("version") if isinstance(state, Mapping) else None
         raise ConfigError(f"engine state has version {version!r}; this Vestige reads {_VERSION}.")
-    missing = _STATE - set(state)
+    missing = _STATE.union(part.name for part in run.parts if part.name) - set(state)
     if missing:
         raise ConfigError(
             f"the engine state lacks {', '.join(sorted(missing))}: it was not written by "

@@ -147,7 +147,7 @@ class _Comparison:
 
     def _chosen_rate(self, method: str, tuning: Dataset, sigma: float | None) -> float | None:
         """The rate with the best accuracy on the validation records; the smaller one in a tie."""
-        default = resolve(method).default_lr
+        default = resolve(method).info.default_lr
         tried = []
         for factor in FACTORS:
             # With a seed that is not reported.

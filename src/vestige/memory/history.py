@@ -24,8 +24,8 @@ from torch import Tensor
 
 from vestige.checks import check_state
 from vestige.errors import ConfigError
-from vestige.memory.base import View
 from vestige.memory.products import Products
+from vestige.memory.rules import View
 from vestige.release.door import Branch, Release, recalled
 
 # Columns at a time: float32 sums over more of them would lose digits, and a ring of a narrower type

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +44,14 @@ _RECALLED = object()  # proves that a Branch was made by `recalled`, and proves 
 # A mechanism that is not additive: from a sum, noise of standard deviation sigma and the clip
 # bounds to what is let out. Only methods that are published as private and are not have one.
 Distortion = Callable[[Tensor, Tensor, tuple[float, ...]], Tensor]
+
+
+@dataclass
+class Position:
+    """Where a run is: the lot at hand, or the next one, and the number of releases so far."""
+
+    lot: int = 0
+    release: int = 0
 
 
 class ClippedSum:
@@ -150,6 +159,7 @@ class Door:
         private: bool = True,
         run: str = "",
         facts: Facts | None = None,
+        position: Position | None = None,
     ) -> None:
         self._scales = (noise,) if isinstance(noise, NoiseScale) else tuple(noise)
         self.randomness, self.ledger, self.groups = randomness, ledger, groups
@@ -162,13 +172,18 @@ class Door:
         self._first_look: Tensor | None = None
         self._paid = False  # the charge of a first look covers the release that follows it
         self._last_look = -1  # the last lot that had a first look
-        self.steps = 0
+        self.position = Position() if position is None else position
         self.run = run  # the name of this run on the ledger
         self.session = run  # that of this engine: a run that goes on keeps its name, not its engine
         self.facts = facts or Facts()
         self.own = Ledger()  # the charges of this run alone
         self.account: Account | None = None  # where the ledger has a file
         self.lost = 0  # how many of the own charges paid for releases that a crash has lost
+
+    @property
+    def steps(self) -> int:
+        """The number of releases so far."""
+        return self.position.release
 
     @property
     def noise(self) -> NoiseScale:
@@ -260,7 +275,7 @@ class Door:
             self._add(total, branch, gain, self._noise(total, stds, NOISE, self.steps), values)
         counts = self._noisy_counts(clipped)
         self._remember(f"release {self.steps}", before, values, counts)
-        self.steps += 1
+        self.position.release += 1
         counts = self._leaves(passage, values, stds, counts)
         return Release(values, self.steps - 1, self, stds, counts, _certificate=_RELEASED)
 

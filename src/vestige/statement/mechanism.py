@@ -1,12 +1,11 @@
 """The mechanism of a run in one paragraph, its sampler, and what one clipping group alone shows.
 
-The words about a method come from the method itself: its summary, its `guarantee`, and the
-*Guarantee* paragraph of its module. The numbers come from the plan and from the ledger's events.
+The words about a method come from its row in the catalogue: summary, guarantee and proof. The
+numbers come from the plan and from the ledger's events.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from vestige.privacy import accounting
 from vestige.privacy.ledger import Event, merge
 from vestige.statement.plain import charged_span, plain, shown, span
 
-# Parts of a module's *Guarantee* that speak of its other methods, or of other uses.
-_ELSEWHERE = ("as published, none. ", "Private version: ", " Also as `denoiser=` after any method.")
 _DIRECTIONS = ("direction", "magnitude")  # what a geometry releases instead of a gradient
 
 _SAMPLERS = {
@@ -45,13 +42,12 @@ _SAMPLERS = {
     ),
 }
 _CORRELATED = ("fractional-noise", "dp-ftrl")
-_BY_METHOD = {"fractional-noise": "cyclic poisson", "dp-ftrl": "fixed order", "dp-is": "importance"}
 
 
 def sampler(plan: PrivacyPlan) -> dict[str, Any]:
     """How records got into lots."""
-    known = plan.method in METHODS
-    kind = _BY_METHOD.get(plan.method, "poisson") if known else "of the method"
+    method = METHODS.get(plan.method)
+    kind = method.sampler if method else "of the method"
     return {
         "kind": kind,
         "text": _SAMPLERS[kind].format(bands=plan.settings.get("bands")),
@@ -100,16 +96,11 @@ def _flat(stds: Sequence[Any]) -> list[float]:
 
 
 def _proof(plan: PrivacyPlan) -> str:
-    """The *Guarantee* paragraph of the method's module, or else its one line."""
+    """The method's argument, or else its one line."""
     method = METHODS.get(plan.method)
     if method is None:
         return "that of its own author; the events say what every release was charged."
-    words = getattr(sys.modules.get(method.__module__), "__doc__", None) or ""
-    _, found, rest = words.partition("\nGuarantee: ")
-    paragraph = " ".join(rest.partition("\n\n")[0].split())
-    for part in _ELSEWHERE:
-        paragraph = paragraph.replace(part, "")
-    return paragraph if found and method.private else f"{method.guarantee}."
+    return method.proof or f"{method.guarantee}."
 
 
 def _one_release(plan: PrivacyPlan, released: int) -> str:

@@ -173,7 +173,7 @@ class TrainConfig:
     @property
     def chosen_lr(self) -> float:
         """The learning rate: by default the method's own."""
-        own = resolve(self.method, self.settings).default_lr
+        own = resolve(self.method, self.settings).info.default_lr
         return own if self.lr is None else self.lr
 
     @property

@@ -27,7 +27,7 @@ def of_folder(folder: Path, ledger: Path | None = None) -> dict[str, Any]:
     `ledger` is the file that the run shares with others, where it is not in the folder.
     """
     from vestige.engine import checkpoint
-    from vestige.engine.privacy_engine import REPEATABLE, REPEATABLE_BEFORE
+    from vestige.engine.caveats import REPEATABLE, REPEATABLE_BEFORE
 
     state, _ = checkpoint.read(folder / CHECKPOINT)
     try:

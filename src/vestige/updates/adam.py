@@ -13,7 +13,7 @@ Guarantee: post-processing; the noise variance is a public number of the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +23,9 @@ from torch.optim import Optimizer
 
 from vestige.checks import is_number
 from vestige.errors import ConfigError
+from vestige.gradients.groups import Slot
+from vestige.release.door import Release
+from vestige.release.part import Gradient, Part
 
 
 class AdamBC(Optimizer):
@@ -110,3 +113,16 @@ class AdamWBC(AdamBC):
         weight_decay: float = 0.01,
     ) -> None:
         super().__init__(params, lr, betas, floor, weight_decay, decoupled=True)
+
+
+class KnownNoise(Part):
+    """Tells the optimizer how much noise is in each parameter's gradient."""
+
+    def __init__(self, optimizer: AdamBC, slots: Sequence[Slot]) -> None:
+        self._optimizer, self._slots = optimizer, slots
+
+    def released(self, release: Release, gradient: Gradient) -> None:
+        """The variances as the parts before this one have left them."""
+        self._optimizer.noise_variances = {
+            id(slot.parameter): gradient.variances[slot.group] for slot in self._slots
+        }

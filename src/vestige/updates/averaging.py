@@ -12,20 +12,22 @@ Guarantee: iterates are functions of releases, so their averages cost nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vestige.checks import check_state
 from vestige.errors import ConfigError
+from vestige.release.part import Part
 
 KINDS = ("ema", "uniform-tail", "fractional")
 DECAY, ORDER = 0.99, 3.0
 
 
-class Averaging:
+class Averaging(Part):
     """The running average of the parameters, in the wider of float32 and their own type."""
+
+    name, what = "averaging", "average"
+    saved = ("count", "means")
 
     def __init__(
         self, kind: str, parameters: Mapping[str, nn.Parameter], steps: int | None
@@ -40,18 +42,18 @@ class Averaging:
         self.kind, self._parameters = kind, dict(parameters)
         self._start = 0 if steps is None else steps // 2
         self.count = 0
-        self._means = {
+        self.means = {
             name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
             for name, p in self._parameters.items()
         }
 
     @torch.no_grad()
-    def update(self) -> None:
+    def stepped(self) -> None:
         """Take in the weights after a step."""
         self.count += 1
         weight = self._weight()
         for name, parameter in self._parameters.items():
-            self._means[name].lerp_(parameter.detach().to(self._means[name].dtype), weight)
+            self.means[name].lerp_(parameter.detach().to(self.means[name].dtype), weight)
 
     def _weight(self) -> float:
         """The weight of the newest iterate in the mean; 1 restarts it."""
@@ -63,22 +65,8 @@ class Averaging:
         # Before the tail the average is the iterate itself, so that it is always there to look at.
         return 1 / max(1, t - self._start)
 
-    def means(self) -> dict[int, Tensor]:
+    def averaged(self) -> dict[int, Tensor]:
         """The averaged parameters, in their own type, by the parameter's id."""
         return {
-            id(p): self._means[name].to(p.dtype, copy=True) for name, p in self._parameters.items()
+            id(p): self.means[name].to(p.dtype, copy=True) for name, p in self._parameters.items()
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The averages. They are public."""
-        return {"count": self.count, "means": {k: v.clone() for k, v in self._means.items()}}
-
-    def check_state(self, state: Any) -> None:
-        """Refuse saved averages that do not fit."""
-        check_state("averaging", state, self.state_dict())
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from saved averages that `check_state` has let through."""
-        self.count = int(state["count"])
-        for name, mean in self._means.items():
-            mean.copy_(state["means"][name])

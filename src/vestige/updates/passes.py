@@ -28,6 +28,7 @@ class Passes(ABC):
     """Turns the closure of a step into the clipped sum of its batch, and returns the loss."""
 
     whole_lots = False  # whether a lot must come in one physical batch
+    first_look: Callable[[], Release]  # at the lot at hand, through the door; set by the run
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -58,17 +59,17 @@ class Passes(ABC):
 
 
 class SameSample(Passes):
-    """DP-SAM on one sample: `look` makes the noisy first look at the lot."""
+    """DP-SAM on one sample: a noisy first look at the lot says where to climb."""
 
     whole_lots = True
 
-    def __init__(self, capture: Capture, ascent: Ascent, look: Callable[[], Release]) -> None:
+    def __init__(self, capture: Capture, ascent: Ascent) -> None:
         super().__init__(capture)
-        self._ascent, self._look = ascent, look
+        self._ascent = ascent
 
     def _run(self, closure: Closure) -> Any:
         loss = self._evaluate(closure)
-        self._ascent.learn(self._look())
+        self._ascent.learn(self.first_look())
         self._capture.collector.clear()  # before the batch may be summed once more
         self._capture.reopen()
         self._ascent.climb()

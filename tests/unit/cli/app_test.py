@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pooch
@@ -248,13 +248,14 @@ def test_a_noise_seed_repeats_the_run_and_two_runs_without_it_differ() -> None:
 def test_settings_of_a_method_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class Settable(methods.Method):
+        info = methods.MethodInfo(name="settable")
         whole: int = 0
         real: float = 0.0
         flag: bool = False
         text: str = ""
-        name: ClassVar[str] = "settable"
 
-    monkeypatch.setitem(methods.METHODS, "settable", Settable)
+    row = methods.MethodInfo(name="settable", home=Settable)
+    monkeypatch.setitem(methods.METHODS, "settable", row)
     pairs = ("whole=3", "real=1e-3", "flag=True", "text=a=b")
     arguments = [part for pair in pairs for part in ("--set", pair)]
     report = run_json(TINY, "--method", "settable", *arguments)

@@ -141,7 +141,7 @@ def _interrupted(method, name, when, monkeypatch):
 
 def test_importance_sampling_draws_at_the_rate_that_it_charges():
     engine, *_ = private(DPIS(floor=0.5), sample_rate=0.01)
-    importance = engine._run.parts.importance
+    importance = engine.parts["importance"]
     assert engine.plan.sample_rate == 0.02
     for mean_norm, rate in ((0.5, 0.02), (1.0, 0.01)):
         importance.mean_norm = mean_norm
@@ -169,7 +169,7 @@ def test_records_without_a_finite_gradient_do_not_enter_the_normaliser():
         )
         for a, b in loader:
             F.cross_entropy(model(a), b).backward()
-            totals.append(engine._run.parts.importance._norms)
+            totals.append(engine.parts["importance"]._norms)
             optimizer.step()
             break
     assert totals == [0.0, 0.0]
@@ -295,7 +295,7 @@ def test_an_interrupted_climb_comes_home(monkeypatch):
 def test_a_failed_step_leaves_the_learning_rate_as_it_was():
     engine, model, optimizer, loader = private("dp-adam-ac-private", clipping=Quantile(target=0.8))
     run(engine, model, optimizer, loader, 3)
-    engine._run.parts.rate.multiplier = 2.0
+    engine.parts["rate"].multiplier = 2.0
 
     def fails(*_):
         raise MemoryError

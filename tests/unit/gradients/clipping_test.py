@@ -100,7 +100,7 @@ def private(clipping, method="dp-sgd", **options):
     engine = PrivacyEngine("rdp", noise_seed=2)
     made = engine.make_private(
         module=model,
-        optimizer=METHODS[method]().make_optimizer(model.parameters(), lr=0.05),
+        optimizer=METHODS[method].load()().make_optimizer(model.parameters(), lr=0.05),
         data_loader=DataLoader(TensorDataset(x, y), batch_size=6),
         method=method,
         clipping=clipping,

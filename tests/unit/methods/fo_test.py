@@ -25,7 +25,7 @@ from tests.support.memory_helpers import (
     transcripts,
     trend,
 )
-from vestige.memory.base import power_law
+from vestige.memory.rules import power_law
 from vestige.methods import FO, Exponential, PostFM, Uniform
 
 BETA, SIGMA = 0.7, 1.3

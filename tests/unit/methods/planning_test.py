@@ -285,7 +285,7 @@ def test_fractional_noise_is_planned_until_it_is_registered(
     monkeypatch.delitem(methods.METHODS, "fractional-noise", raising=False)
     assert "Fractional noise is planned" in words(comparison)
     assert comparison.as_dict()["recommendation"]["available"] is False
-    monkeypatch.setitem(methods.METHODS, "fractional-noise", methods.DPSGD)
+    monkeypatch.setitem(methods.METHODS, "fractional-noise", methods.METHODS["dp-sgd"])
     assert "planned" not in words(comparison)
     assert comparison.as_dict()["recommendation"]["available"] is True
 

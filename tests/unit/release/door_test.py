@@ -124,7 +124,7 @@ def normals(source, step, count, dtype=torch.float32):
     model = nn.Linear(count, 1, bias=False, dtype=dtype)
     groups = partition(model, "flat")
     door = Door(groups, NoiseScale.shared(1.0), source, Ledger())
-    door.steps = step
+    door.position.release = step
     return door.release(ClippedSum(groups.buffer(), (1.0,)), 0.1).values
 
 

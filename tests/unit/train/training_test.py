@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from vestige import files, methods
 from vestige.engine import checkpoint
 from vestige.engine.privacy_engine import REPEATABLE, PrivacyEngine
 from vestige.errors import ConfigError
+from vestige.methods import MethodInfo
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
 from vestige.train import config as settings
@@ -444,15 +445,15 @@ def test_the_settings_of_a_method_reach_it_and_its_accounting(
 ) -> None:
     @dataclass(frozen=True)
     class Tempered(methods.Method):
+        info = MethodInfo(name="tempered")
+        clipping = "per_layer"
         beta: float = 1.0
-        name: ClassVar[str] = "tempered"
-        clipping: ClassVar[str] = "per_layer"
 
         @property
         def query_weight(self) -> float:
             return self.beta
 
-    monkeypatch.setitem(methods.METHODS, "tempered", Tempered)
+    monkeypatch.setitem(methods.METHODS, "tempered", MethodInfo(name="tempered", home=Tempered))
     result = train(tiny(method="tempered", settings={"beta": 0.5}))
     assert result["settings"] == {"beta": 0.5}
     assert result["clipping"] == "per_layer"

@@ -50,7 +50,7 @@ def test_an_average_is_what_its_name_says(kind):
 def test_physical_batches_count_once_per_lot():
     engine, *rest = private("dp-sgd", averaging="fractional", max_physical_batch_size=2)
     run(engine, *rest, 5)
-    assert engine._run.parts.averaging.count == 5
+    assert engine.parts["averaging"].count == 5
 
 
 def test_averages_are_saved_and_continue():
@@ -88,8 +88,8 @@ def test_low_precision_weights_are_averaged_in_float32():
     model = net().bfloat16()
     means = averaging.Averaging("ema", dict(model.named_parameters()), None)
     for _ in range(300):
-        means.update()
-    found = means.means()
+        means.stepped()
+    found = means.averaged()
     for parameter in model.parameters():
         assert found[id(parameter)].dtype == torch.bfloat16
         assert torch.equal(found[id(parameter)], parameter)

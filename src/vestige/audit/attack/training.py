@@ -75,7 +75,7 @@ def attack(
     engine = PrivacyEngine(noise_seed=seed)
     model, optimizer, loader = engine.make_private(
         module=model,
-        optimizer=method.make_optimizer(model.parameters(), lr=method.default_lr),
+        optimizer=method.make_optimizer(model.parameters(), lr=method.info.default_lr),
         data_loader=DataLoader(target.dataset, batch_size=target.batch_size),
         noise_multiplier=noise,
         max_grad_norm=CLIP,

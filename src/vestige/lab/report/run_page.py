@@ -227,7 +227,7 @@ def train_command(run: Run) -> str | None:
     if "group_noise_multiplier" in config or "planned_steps" not in config:
         return None
     method = METHODS.get(str(config.get("method")))
-    defaults = method().settings() if method else {}
+    defaults = method.load()().settings() if method else {}
     words = ["vestige train"]
 
     def say(option: str, value: Any) -> None:

@@ -12,14 +12,14 @@ from vestige.engine.run import Run
 
 def test_a_run_that_stops_on_the_neighbour_alone_is_a_finding(monkeypatch):
 
-    original = Run._apply
+    original = Run._release
 
-    def short(self, release):
+    def short(self):
+        original(self)
         if self.lots.size < self.plan.dataset_size:
             raise RuntimeError("there is a record less")
-        original(self, release)
 
-    monkeypatch.setattr(Run, "_apply", short)
+    monkeypatch.setattr(Run, "_release", short)
     (finding,) = replay("dp-sgd")
     assert finding.what == "error on one side" and "there is a record less" in str(finding)
 

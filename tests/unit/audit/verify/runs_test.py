@@ -44,6 +44,6 @@ def test_the_neighbour_is_the_one_that_the_adjacency_says():
     class Strange(DPSGD):
         adjacency = "swap two records"
 
-    assert DPSGD.adjacency == ADJACENCY
+    assert DPSGD().adjacency == ADJACENCY
     with pytest.raises(ConfigError, match="swap two records"):
         small_run(Strange(), data, setting)

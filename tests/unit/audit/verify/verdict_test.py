@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from vestige.methods import (
     Method,
     resolve,
 )
-from vestige.methods.base import AT_SIGMA
+from vestige.methods.catalogue import AT_SIGMA, MethodInfo
 from vestige.privacy.accounting import Charge
 from vestige.sampling.streams import NOISE
 from vestige.updates.filters import Filter
@@ -41,7 +40,7 @@ def test_a_method_without_a_guarantee_fails():
 class Cheap(DPSGD):
     """Plans with half of what it is charged."""
 
-    name: ClassVar[str] = "cheap"
+    info = replace(DPSGD.info, name="cheap")
 
     def charges(self, rate, beta, steps, lots_per_epoch, beside):
 
@@ -59,10 +58,9 @@ def test_a_plan_that_is_not_what_is_charged_fails():
 class Refusing(Method):
     """Cannot be run at all."""
 
-    name: ClassVar[str] = "refusing"
-    guarantee: ClassVar[str] = AT_SIGMA
+    info = MethodInfo(name="refusing", guarantee=AT_SIGMA)
 
-    def memory(self, steps_per_epoch):
+    def parts(self, context):
         raise RuntimeError("I would\nrather not")
 
 
@@ -98,20 +96,20 @@ class OwnNormals(Filter):
 class Peel(DPSGD):
     """Draws the noise of the release again and takes it off."""
 
-    name: ClassVar[str] = "peel"
+    info = replace(DPSGD.info, name="peel")
 
-    def filter(self, around):
-        return OwnNormals(around, NOISE, -1.0)
+    def parts(self, context):
+        return [OwnNormals(context, NOISE, -1.0)]
 
 
 @dataclass(frozen=True)
 class Dither(DPSGD):
     """Private: the numbers that it adds have nothing to do with the noise."""
 
-    name: ClassVar[str] = "dither"
+    info = replace(DPSGD.info, name="dither")
 
-    def filter(self, around):
-        return OwnNormals(around, b"dither", 0.1)
+    def parts(self, context):
+        return [OwnNormals(context, b"dither", 0.1)]
 
 
 class StepByLoss(torch.optim.SGD):
@@ -130,10 +128,9 @@ class StepByLoss(torch.optim.SGD):
 class Polyak(DPSGD):
     """Steps by the raw loss of the lot."""
 
-    name: ClassVar[str] = "polyak"
+    info = replace(DPSGD.info, name="polyak")
 
-    def optimizer_class(self):
-        return StepByLoss
+    optimizer_class = StepByLoss
 
 
 class Hoard(torch.optim.SGD):
@@ -154,10 +151,9 @@ class Hoard(torch.optim.SGD):
 class Hoarding(DPSGD):
     """Its checkpoint holds a raw sum."""
 
-    name: ClassVar[str] = "hoarding"
+    info = replace(DPSGD.info, name="hoarding")
 
-    def optimizer_class(self):
-        return Hoard
+    optimizer_class = Hoard
 
 
 @pytest.mark.parametrize(

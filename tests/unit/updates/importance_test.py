@@ -93,7 +93,7 @@ def test_a_run_is_its_equations(floor, seen):
                 noisy = norms + noise * secret.normals(MEASURE, batch.lot, 1)[0]
                 assert seen.measured[-1] == pytest.approx(noisy, abs=1e-9)
                 mean, norms = min(max(noisy / N, floor), 1.0), 0.0
-                assert engine._run.parts.importance.mean_norm == pytest.approx(mean, abs=1e-12)
+                assert engine.parts["importance"].mean_norm == pytest.approx(mean, abs=1e-12)
             assert torch.equal(flat(model.parameters()), theta)
             continue
         index = torch.from_numpy(draw_lot(secret, batch.lot, N, LOT / (N * mean)))
@@ -197,7 +197,7 @@ def test_records_without_a_gradient_are_never_in(seen):
     go(engine, model, optimizer, loader, 8)
     assert seen.totals == [0.0, 0.0]
     assert not any(s.any() for s in seen.sums)
-    assert engine._run.parts.importance.mean_norm == 0.5
+    assert engine.parts["importance"].mean_norm == 0.5
     assert not flat(model.parameters()).any()
 
 
@@ -218,7 +218,7 @@ def test_the_normaliser_stays_between_its_floor_and_one(seen):
     for seed in range(20):
         engine, *rest = records(NORMS, 3, DPIS(0.4, norm_noise=20.0), seed)
         go(engine, *rest, 1)
-        noisy, importance = seen.measured[-1] / 12, engine._run.parts.importance
+        noisy, importance = seen.measured[-1] / 12, engine.parts["importance"]
         expected = 0.4 if noisy < 0.4 else 1.0 if noisy > 1 else noisy
         assert importance.mean_norm == expected
         assert importance.rate == pytest.approx(3 / (12 * expected))
@@ -277,7 +277,7 @@ def test_physical_batches_change_nothing(physical):
 def test_an_abandoned_measuring_pass_keeps_the_old_normaliser_and_is_charged(seen):
     engine, model, optimizer, loader = records(NORMS, 3, DPIS(0.3, norm_noise=1.5), 3)
     go(engine, model, optimizer, loader, 4)
-    importance = engine._run.parts.importance
+    importance = engine.parts["importance"]
     before = importance.mean_norm
     assert before == pytest.approx(seen.measured[0] / 12)
     kinds = []
@@ -370,7 +370,7 @@ def test_a_declared_sampling_rate_is_the_one_that_is_drawn_and_charged(seen):
     """In place of batch_size / dataset_size: the cap is the rate over the floor."""
     engine, *rest = records([0.8] * 12, 6, DPIS(0.6, 1e-9), sample_rate=0.1, noise_multiplier=1.0)
     go(engine, *rest, 2)
-    assert engine._run.parts.importance.rate == pytest.approx(0.1 / 0.8)
+    assert engine.parts["importance"].rate == pytest.approx(0.1 / 0.8)
     charged = [e.sample_rate for e in engine.ledger.events]
     assert charged == [1.0, pytest.approx(0.1 / 0.6)]
 
@@ -379,9 +379,9 @@ def test_a_record_that_is_always_in_its_lot(seen):
     """At the floor, where the cap is 1, and all norms at the bound."""
     engine, *rest = records([1.0] * 12, 6, DPIS(0.5, 1e-9), sample_rate=0.5)
     go(engine, *rest, 1)
-    assert engine._run.parts.importance.rate == pytest.approx(0.5)
-    engine._run.parts.importance.settle(0.0)
-    assert engine._run.parts.importance.rate == 1.0
+    assert engine.parts["importance"].rate == pytest.approx(0.5)
+    engine.parts["importance"].settle(0.0)
+    assert engine.parts["importance"].rate == 1.0
     go(engine, *rest, 2)
     assert torch.allclose(seen.sums[-1], torch.ones(12).double(), atol=1e-12)
 

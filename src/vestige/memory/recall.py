@@ -10,7 +10,8 @@ sigma/beta whatever the rule (FO-DP-SGD theorem B.1, SMA-DP-SGD theorem 1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,19 +19,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vestige.checks import check_state
+from vestige.checks import check_state, is_number
 from vestige.errors import ConfigError
 from vestige.gradients.groups import Groups
-from vestige.memory.base import Array, Memory, Recall
+from vestige.memory import spectrum
 from vestige.memory.history import History
-from vestige.memory.noise_gram import NoiseGram
-from vestige.memory.spectra import WeightSpectra
+from vestige.memory.products import NoiseGram
+from vestige.memory.rules import Array, Memory, Recall
 from vestige.plan import Table, at
-from vestige.release.door import Branch, Release
+from vestige.release.door import Branch, Position, Release
+from vestige.release.part import Gradient, Part
 
 
-class Recollection:
+class Recollection(Part):
     """A memory rule at work: history, exponents, and the branch of the step to come."""
+
+    name = "memory"
 
     def __init__(
         self,
@@ -38,9 +42,10 @@ class Recollection:
         groups: Groups,
         like: Tensor,
         share: Table,
+        position: Position,
         history_dtype: torch.dtype | None = None,
     ) -> None:
-        self._rule, self._share = rule, share
+        self._rule, self._share, self._position = rule, share, position
         self._parts = groups.names if rule.groupwise else ("all",)
         segments = groups.segments() if rule.groupwise else [slice(0, groups.size)]
         self._history = History(segments, like, rule.window, rule.ema, history_dtype)
@@ -53,13 +58,21 @@ class Recollection:
         )
         self._sizes = [s.stop - s.start for s in groups.segments()]
         self._coefficients: Array = np.zeros((len(self._parts), 0))
-        self.branch: Branch | None = None
+        self._recalled: Branch | None = None
         self._recalled_for = -1
         self._recall: Recall | None = None
         self._branch_norms: Array = np.zeros(len(self._parts))
         self._last: tuple[int, Recall, Array, Array] | None = None  # the step that was remembered
 
-    def prepare(self, step: int) -> None:
+    def lot_begins(self) -> None:
+        """Done when the optimizer had stepped, unless somebody has changed the weights since."""
+        self._prepare(self._position.release)
+
+    def stepped(self) -> None:
+        """Recall the branch of the next step."""
+        self._prepare(self._position.release)
+
+    def _prepare(self, step: int) -> None:
         """Recall the branch of `step`, unless that was done and the weights are the same."""
         if self._history.count != step:
             # An interrupt fell between a release and its remembering.
@@ -77,15 +90,20 @@ class Recollection:
         factor = rest * recall.scale
         silent = self._history.depth == 0 or not factor.any()
         self._coefficients = factor[:, None] * recall.weights
-        self.branch = None if silent else self._history.mix(self._coefficients)
+        self._recalled = None if silent else self._history.mix(self._coefficients)
         self._branch_norms = rest * recall.norms(view)
         self._recall, self._recalled_for = recall, step
+
+    @property
+    def branch(self) -> Branch | None:
+        """What is mixed into the query of the next step."""
+        return self._recalled
 
     def _spectra_changed(self) -> bool:
         return self._spectra is not None and self._spectra.changed()
 
-    def remember(self, release: Release) -> None:
-        """Keep a release. The branch that went with it stays valid until the next `prepare`."""
+    def released(self, release: Release, gradient: Gradient) -> None:
+        """Keep a release. The branch that went with it stays valid until the next is recalled."""
         assert self._recall is not None
         self._history.append(release)
         if self._noise:
@@ -130,14 +148,14 @@ class Recollection:
         noise = self._noise.state_dict() if self._noise else None
         return {"history": self._history.state_dict(), "exponents": exponents, "noise": noise}
 
-    def check_state(self, state: Any, step: int) -> None:
+    def check_state(self, state: Any, releases: int) -> None:
         """Refuse a saved memory that does not fit, before anything is changed."""
         if not isinstance(state, Mapping) or set(state) != {"history", "exponents", "noise"}:
             raise ConfigError(
                 "the saved memory lacks its history or its exponents: it was not written by "
                 "state_dict, or was damaged."
             )
-        self._history.check_state(state["history"], step)
+        self._history.check_state(state["history"], releases)
         if self._spectra is not None:
             self._spectra.check_state(state["exponents"])
         if self._noise:
@@ -153,4 +171,74 @@ class Recollection:
             self._spectra.restore(state["exponents"])
         if self._noise:
             self._noise.load_state_dict(state["noise"])
-        self.branch, self._recalled_for, self._last = None, -1, None
+        self._recalled, self._recalled_for, self._last = None, -1, None
+
+
+class RecallAfter(Recollection):
+    """The same memory after the release: the gradient becomes beta * gradient + branch / lot."""
+
+    @property
+    def branch(self) -> None:
+        """Nothing is mixed into the query."""
+        return
+
+    def released(self, release: Release, gradient: Gradient) -> None:
+        """Keep the release, and mix the memory that was recalled before it into the gradient."""
+        super().released(release, gradient)
+        gradient.values.mul_(at(self._share, release.step))
+        if self._recalled is not None:
+            gradient.values.add_(self._recalled.values, alpha=1 / gradient.batch_size)
+
+
+class WeightSpectra:
+    """Reads the exponents of the groups: the mean over a group's matrices, None without one.
+
+    Guarantee: a function of the weights, which are public (post-processing of the releases). They
+    are estimated at step 1 and then whenever (step - 1) % refresh = 0.
+    """
+
+    def __init__(self, groups: Groups, estimator: str, refresh: int) -> None:
+        self._matrices = [(s.group, s.parameter) for s in groups.slots if s.parameter.ndim >= 2]
+        self._estimator, self._refresh = estimator, refresh
+        self._seen: tuple[object, ...] = ()
+        self.exponents: tuple[float | None, ...] = (None,) * groups.count
+
+    def due(self, step: int) -> bool:
+        """Whether step `step` has exponents of its own."""
+        return step >= 1 and (step - 1) % self._refresh == 0
+
+    def changed(self) -> bool:
+        """Whether somebody changed the weights since they were read."""
+        return self._seen != self._fingerprint()
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Estimate the exponents from the weights as they are now."""
+        found: list[list[float]] = [[] for _ in self.exponents]
+        each = spectrum.exponents([p for _, p in self._matrices], self._estimator)
+        for (group, _), rho in zip(self._matrices, each, strict=True):
+            if rho is not None:
+                found[group].append(rho)
+        self.exponents = tuple(math.fsum(r) / len(r) if r else None for r in found)
+        self._seen = self._fingerprint()
+
+    def check_state(self, exponents: Any) -> None:
+        """Refuse saved exponents that are not one number or None for each group."""
+        fits = isinstance(exponents, list) and len(exponents) == len(self.exponents)
+        if not fits or not all(rho is None or is_number(rho) for rho in exponents):
+            raise ConfigError(
+                f"the saved memory has no exponent for each of {len(self.exponents)} groups: it "
+                "was written by a run with another clipping, or was damaged."
+            )
+
+    def restore(self, exponents: Sequence[float | None]) -> None:
+        """Take over saved exponents. The weights count as changed."""
+        self.exponents, self._seen = tuple(exponents), ()
+
+    def _fingerprint(self) -> tuple[object, ...]:
+        # Writing through .data changes neither the version nor the address: only the norm tells.
+        weights: list[Tensor] = [p.detach() for _, p in self._matrices]
+        if not weights:
+            return ()
+        norms = torch.stack(torch._foreach_norm(weights)).tolist()
+        return (*((p._version, p.data_ptr()) for p in weights), *norms)

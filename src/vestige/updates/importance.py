@@ -15,7 +15,6 @@ record, so it is charged as a Gaussian subsampled at that rate. The size of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,15 +22,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vestige.checks import is_number
 from vestige.errors import ConfigError
 from vestige.gradients.clipping import Clip
+from vestige.release.door import Release
+from vestige.release.part import Gradient, Part
 from vestige.sampling.loader import draw_lot
 from vestige.sampling.streams import ACCEPT, Randomness
 
 
-class Importance:
+class Importance(Part):
     """The normaliser K~ in units of N C, and the acceptance of the records of a superset."""
+
+    name, what = "importance", "normaliser"
+    saved = ("mean_norm",)
 
     def __init__(
         self,
@@ -59,6 +62,11 @@ class Importance:
         """The superset of lot `number`, drawn when it is asked for."""
         return draw_lot(self._randomness, number, self._records, self.rate)
 
+    def released(self, release: Release, gradient: Gradient) -> None:
+        """Undo the scaling of examples to the bound: multiply by K~ / (N C)."""
+        gradient.values.mul_(self.mean_norm)
+        gradient.variances = [self.mean_norm**2 * v for v in gradient.variances]
+
     def begin(self, lot: int, measuring: bool) -> None:
         """A lot is handed out: the data for the normaliser, or a superset."""
         self._lot, self._decided = lot, 0
@@ -84,22 +92,14 @@ class Importance:
         total, self._norms = self._norms, 0.0
         return total
 
-    def state_dict(self) -> dict[str, Any]:
-        """The released normaliser."""
-        return {"mean_norm": self.mean_norm}
-
-    def check_state(self, state: Any) -> None:
-        """Refuse a saved normaliser that is out of range, before anything is changed."""
-        saved: Any = state.get("mean_norm") if isinstance(state, Mapping) else None
-        if not is_number(saved) or not self._floor <= saved <= 1:
+    def check_state(self, state: Any, releases: int) -> None:
+        """Refuse a saved normaliser that is out of range."""
+        super().check_state(state, releases)
+        if not self._floor <= state["mean_norm"] <= 1:
             raise ConfigError(
-                f"the saved normaliser {saved!r} is not within [{self._floor}, 1]: it was written "
-                "by a run with another floor, or was damaged."
+                f"the saved normaliser {state['mean_norm']!r} is not within [{self._floor}, 1]: it "
+                "was written by a run with another floor, or was damaged."
             )
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved normaliser that `check_state` has let through."""
-        self.mean_norm = float(state["mean_norm"])
 
 
 @dataclass(frozen=True)

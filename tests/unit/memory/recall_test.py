@@ -20,18 +20,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from vestige import ConfigError, PrivacyEngine, PrivacyError, methods
 from vestige.gradients.groups import partition
 from vestige.memory import spectrum
-from vestige.memory.base import View
-from vestige.memory.fractional import FractionalMemory
 from vestige.memory.history import History
-from vestige.memory.noise_gram import NoiseGram
-from vestige.memory.recollection import Recollection
-from vestige.memory.spectral import SpectralMemory, shuffled
-from vestige.memory.uniform import UniformMemory
+from vestige.memory.products import NoiseGram
+from vestige.memory.recall import Recollection
+from vestige.memory.rules import FractionalMemory, SpectralMemory, UniformMemory, View, shuffled
 from vestige.methods import FO, METHODS, SMA, Exponential, PostFM, SMAFixed, SMAShuffled, Uniform
 from vestige.privacy.accounting import epsilon
 from vestige.privacy.ledger import Event, Ledger
 from vestige.privacy.noise_scales import NoiseScale
-from vestige.release.door import ClippedSum, Door
+from vestige.release.door import ClippedSum, Door, Position
 from vestige.sampling.streams import Randomness
 
 N, LOT = 24, 6
@@ -175,17 +172,17 @@ def test_what_is_no_release_is_a_type_error(impostor):
         "list": [1.0] * 50,
         "nothing": None,
     }[impostor]
-    rule = FO()._rule(4)
-    memory = Recollection(rule, groups, groups.buffer(), 0.9)
-    memory.prepare(0)
+    rule = FO().rule(4)
+    memory = Recollection(rule, groups, groups.buffer(), 0.9, Position())
+    memory.lot_begins()
     with pytest.raises(TypeError, match="releases only"):
-        memory.remember(raw)
+        memory.released(raw, None)
     with pytest.raises(TypeError, match="releases only"):
         History(groups.segments(), groups.buffer(), 3, 0.3).append(raw)
-    for each in (rule, SMA()._rule(4), UniformMemory(3), Exponential()._rule(4)):
+    for each in (rule, SMA().rule(4), UniformMemory(3), Exponential().rule(4)):
         with pytest.raises(TypeError, match="View"):
             each.recall(raw)
-    memory.remember(next(stream))  # and a release is taken
+    memory.released(next(stream), None)  # and a release is taken
 
 
 # -- the rules at their edges ---------------------------------------------------------------
@@ -197,7 +194,7 @@ def test_strong_tempering_leaves_the_newest_release_and_no_nan():
     history = History(groups.segments(), groups.buffer(), 4, 0.3)
     for release in stream:
         history.append(release)
-    rule = FO(tempering=1e6, window=4)._rule(1)
+    rule = FO(tempering=1e6, window=4).rule(1)
     found = rule.recall(history.view())
     assert found.weights.tolist() == [[1.0, 0.0, 0.0]]
     assert found.depth.tolist() == [1.0]
@@ -207,14 +204,13 @@ def test_silent_releases_give_no_nan():
     """No noise and no gradient: every release is zero, and so are norms, gates and branches."""
     model = nn.Linear(6, 3)
     groups = partition(model, "flat")
-    door = Door(groups, NoiseScale.shared(0.0), Randomness(1), Ledger())
     for method in (FO(), SMA(), Uniform(), Exponential()):
-        memory = Recollection(method._rule(4), groups, groups.buffer(), 0.9)
+        door = Door(groups, NoiseScale.shared(0.0), Randomness(1), Ledger())
+        memory = Recollection(method.rule(4), groups, groups.buffer(), 0.9, door.position)
         for _ in range(5):
-            door.steps = memory._history.count
-            memory.prepare(door.steps)
+            memory.lot_begins()
             release = door.release(ClippedSum(groups.buffer(), (1.0,)), 1.0)
-            memory.remember(release)
+            memory.released(release, None)
             flat = [v for v in memory.diagnostics().values() if isinstance(v, list)]
             assert "nan" not in str(flat)
         assert memory.branch is None or not memory.branch.values.any()
@@ -320,7 +316,7 @@ def test_a_state_is_refused_where_it_would_overwrite_a_run_and_changes_nothing()
     with pytest.raises(PrivacyError, match="would forget them"):
         engine.load_state_dict(early)
     run(engine, model, optimizer, loader, 1)
-    assert engine.released == engine._run.memory._history.count == 6
+    assert engine.released == engine.parts["memory"]._history.count == 6
     fresh, model, optimizer, loader = private(FO(window=4))
     next(iter(loader))
     with pytest.raises(PrivacyError, match="in the middle of a lot"):
@@ -363,16 +359,16 @@ CHANGES = {
 def test_weights_changed_between_steps_are_read_again(change):
     engine, model, optimizer, loader = private(SMA(interval=(1.0, 1.1), window=3))
     run(engine, model, optimizer, loader, 5)
-    before = engine._run.memory.branch.values.clone()
+    before = engine.parts["memory"].branch.values.clone()
     CHANGES[change](model[3].weight)
     expected = spectrum.exponent(model[3].weight)
     for x, y in loader:
-        assert not torch.equal(engine._run.memory.branch.values, before)
+        assert not torch.equal(engine.parts["memory"].branch.values, before)
         # What the loop does to the weights once it has seen the lot does not count any more.
-        recalled = engine._run.memory.branch.values.clone()
+        recalled = engine.parts["memory"].branch.values.clone()
         model[3].weight.data.mul_(x.abs().max())
         engine.backward(F.cross_entropy(model(x), y, reduction="none"))
-        assert torch.equal(engine._run.memory.branch.values, recalled)
+        assert torch.equal(engine.parts["memory"].branch.values, recalled)
         model[3].weight.data.div_(x.abs().max())
         optimizer.step()
         break
@@ -449,7 +445,7 @@ def test_an_abandoned_lot_is_not_handed_out_any_further():
     engine, model, optimizer, loader = private(FO(window=3), max_physical_batch_size=2)
     lots = []
     for x, y in loader:
-        lots.append(engine._run._current_lot)
+        lots.append(engine._run.position.lot)
         if len(lots) == 1:
             engine.abandon_lot()
             continue
@@ -461,11 +457,11 @@ def test_an_abandoned_lot_is_not_handed_out_any_further():
 def test_an_abandoned_lot_leaves_the_memory_as_it_was():
     engine, model, optimizer, loader = private(FO(window=3))
     run(engine, model, optimizer, loader, 3)
-    branch = engine._run.memory.branch.values.clone()
+    branch = engine.parts["memory"].branch.values.clone()
     for _ in loader:
         engine.abandon_lot()
         break
-    assert torch.equal(engine._run.memory.branch.values, branch)
+    assert torch.equal(engine.parts["memory"].branch.values, branch)
     run(engine, model, optimizer, loader, 1)
     assert engine.released == 4 and engine.ledger.steps == 5
     (event,) = engine.ledger.events

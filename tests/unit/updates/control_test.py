@@ -39,7 +39,6 @@ from vestige.privacy.ledger import Ledger
 from vestige.privacy.noise_scales import NoiseScale
 from vestige.release.door import ClippedSum, Door
 from vestige.sampling.streams import COUNTS, Randomness
-from vestige.updates.clip_control import QuantileControl
 
 C = 1.5
 
@@ -119,7 +118,7 @@ def test_quantile_clipping_is_its_recursion(groups, options, multipliers, seen):
         theta = theta - 0.3 * seen.values[t] / LOT
         assert close(flat(model.parameters()), theta)
         bounds, fractions = next_bounds(bounds, noisy, rule)
-        control = engine._run.parts.clip
+        control = engine.parts["clip"]
         assert control.bounds == pytest.approx(bounds, rel=1e-12)
         assert control.fractions == pytest.approx(fractions, abs=1e-12)
         mixed += any(abs(c) < len(rows) / 2 for c in seen.counts[t])
@@ -175,7 +174,7 @@ def test_examples_that_are_not_finite_count_as_clipped(seen):
         met += int((~rows.isfinite().all(1)).sum())
         assert seen.counts[t] == count_of(rows, bounds, SEGMENTS["per_layer"])
         assert close(seen.sums[t], clipped_sum(rows, bounds, SEGMENTS["per_layer"]))
-        assert all(math.isfinite(c) for c in engine._run.parts.clip.bounds)
+        assert all(math.isfinite(c) for c in engine.parts["clip"].bounds)
     assert met > 5
 
 
@@ -242,7 +241,7 @@ def follow(engine, model, optimizer, loader, steps):
     for x, _ in itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps):
         engine.backward(model(x).squeeze(1))
         optimizer.step()
-        found.append(engine._run.parts.clip.bounds[0])
+        found.append(engine.parts["clip"].bounds[0])
     return found
 
 
@@ -282,7 +281,7 @@ def test_the_bounds_are_saved_and_continue_bit_for_bit():
     torch.save([made[1][0].state_dict(), made[1][1].state_dict()], buffer)
     buffer.seek(0)
     state, weights = torch.load(buffer, weights_only=True)
-    assert state["clip"]["bounds"] == list(made[1][0]._run.parts.clip.bounds)
+    assert state["clip"]["bounds"] == list(made[1][0].parts["clip"].bounds)
     engine, model, *rest = made[2]
     for bad in (None, {"bounds": [1.0]}, {"bounds": [1.0, -1.0]}, {"bounds": [1.0, math.nan]}):
         with pytest.raises(ConfigError, match=r"saved clip (control does not fit|bounds)"):
@@ -290,7 +289,7 @@ def test_the_bounds_are_saved_and_continue_bit_for_bit():
     engine.load_state_dict(state)
     model.load_state_dict(weights)
     run(engine, model, *rest, 7)
-    assert engine._run.parts.clip.bounds == made[0][0]._run.parts.clip.bounds
+    assert engine.parts["clip"].bounds == made[0][0].parts["clip"].bounds
     assert torch.equal(flat(model.parameters()), flat(made[0][1].parameters()))
 
 
@@ -349,8 +348,10 @@ def test_bad_settings_are_refused(options, message):
 
 
 def test_bounds_follow_releases_only():
+    engine, *_ = private("dp-sgd", clipping="quantile")
+    control = engine.parts["clip"]
     with pytest.raises(TypeError, match="releases only, not a Tensor"):
-        QuantileControl([1.0], Quantile(), LOT).learn(torch.zeros(3))
+        control.released(torch.zeros(3), None)
 
 
 # -- a schedule of the bound ----------------------------------------------------------------
@@ -406,7 +407,7 @@ def test_a_schedule_of_the_bound_holds_its_last_value_and_goes_with_no_other():
     engine, *rest = private(ADPAdamW(1.0, 4.0), steps=3, max_grad_norm=C)
     with pytest.warns(UserWarning, match="beyond the 3 steps"):
         run(engine, *rest, 5)
-    assert engine._run.parts.clip.bounds == (C,)
+    assert engine.parts["clip"].bounds == (C,)
     with pytest.raises(ConfigError, match="has a schedule of its clip bound"):
         private(ADPAdamW(1.0, 4.0), steps=3, clipping="quantile")
     for bad in (0.0, -1.0, math.nan, "x"):
@@ -456,7 +457,7 @@ def test_dp_adam_ac_follows_raw_norms_and_has_no_guarantee(window, seen):
         if norms:
             bound = min(max(percentile(norms, 1 - target), lowest), highest)
         rates.append(next_multiplier(rates[-1], clipped, target, band))
-        assert engine._run.parts.rate.multiplier == pytest.approx(rates[-1], rel=1e-12)
+        assert engine.parts["rate"].multiplier == pytest.approx(rates[-1], rel=1e-12)
         assert optimizer.param_groups[0]["lr"] == 0.02
     steps = [b / a for a, b in itertools.pairwise(rates)]
     assert min(steps) < 1 < max(steps)
@@ -475,7 +476,7 @@ def test_dp_adam_ac_passes_over_empty_lots_and_numbers_that_are_none(seen):
     run(engine, model, optimizer, loader, 1)
     theta = flat(net().parameters())
     lengths = gradients(theta, *(t[20:] for t in loader.dataset.tensors)).norm(dim=1).tolist()
-    assert engine._run.parts.clip.bounds[0] == pytest.approx(percentile(lengths, 0.8))
+    assert engine.parts["clip"].bounds[0] == pytest.approx(percentile(lengths, 0.8))
 
 
 def test_dp_adam_ac_private_follows_noisy_counts(seen):
@@ -507,7 +508,7 @@ def test_dp_adam_ac_private_follows_noisy_counts(seen):
         assert seen.noisy_counts[t] == pytest.approx(list(noisy), abs=1e-12)
         bounds, (fraction,) = next_bounds(bounds, noisy, rule)
         rates.append(next_multiplier(rates[-1], 1 - fraction, target, band))
-        assert engine._run.parts.rate.multiplier == pytest.approx(rates[-1], rel=1e-12)
+        assert engine.parts["rate"].multiplier == pytest.approx(rates[-1], rel=1e-12)
     steps = [b / a for a, b in itertools.pairwise(rates)]
     assert min(steps) < 1 < max(steps)
     (event,) = engine.ledger.events
@@ -519,7 +520,7 @@ def test_a_step_that_fails_leaves_the_learning_rate_as_it_was():
     engine, model, optimizer, loader = private("dp-adam-ac-private")
     run(engine, model, optimizer, loader, 3)
     rate = optimizer.param_groups[0]["lr"]
-    assert engine._run.parts.rate.multiplier != 1
+    assert engine.parts["rate"].multiplier != 1
 
     def fails(*_):
         raise KeyboardInterrupt
@@ -534,7 +535,7 @@ def test_a_step_that_fails_leaves_the_learning_rate_as_it_was():
 
 def test_the_multiplier_stays_within_its_range_and_is_saved():
     engine, *rest = private("dp-adam-ac-private")
-    rate = engine._run.parts.rate
+    rate = engine.parts["rate"]
     for clipped, most in ((0.0, 2.0), (1.0, 0.1)):
         for _ in range(700):
             rate.learn(clipped)
@@ -548,7 +549,7 @@ def test_the_multiplier_stays_within_its_range_and_is_saved():
         with pytest.raises(ConfigError, match="saved rate multiplier"):
             other.load_state_dict(saved | {"rate": bad})
     other.load_state_dict(saved)
-    assert other._run.parts.rate.multiplier == rate.multiplier
+    assert other.parts["rate"].multiplier == rate.multiplier
 
 
 def test_dp_adam_ac_moves_its_bound_itself_and_its_private_form_needs_counts():

@@ -25,10 +25,10 @@ from tests.unit.updates.passes_test import (
 )
 from vestige import ConfigError
 from vestige.methods import Doppler, Kalman
-from vestige.release.door import Branch, ClippedSum
+from vestige.release.door import Branch, ClippedSum, Position
 from vestige.updates.adam import AdamBC
-from vestige.updates.doppler import SECOND_ORDER, DopplerFilter
 from vestige.updates.estimated import EstimatedMemory
+from vestige.updates.filters import SECOND_ORDER, DopplerFilter
 
 C, LR = 1.5, 0.3
 
@@ -142,8 +142,8 @@ def test_a_beta_of_one_is_the_filter_after_the_release(kind, one):
     ours, theirs = (private(kind(beta=b), sgd(LR), steps=STEPS) for b in (one, 1.0))
     run(*ours)
     run(*theirs)
-    assert ours[0]._run.memory is None
-    assert ours[0]._run.parts.denoiser is not None
+    assert ours[0].parts.get("memory") is None
+    assert ours[0].parts.get("filter") is not None
     assert torch.equal(flat(ours[1].parameters()), flat(theirs[1].parameters()))
     after = private("dp-sgd", sgd(LR), denoiser=kind(), clipping=kind.clipping)
     run(*after)
@@ -200,7 +200,7 @@ def test_an_abandoned_lot_leaves_the_memory_alone(seen):
     run(engine, model, optimizer, loader, 3)
     before = engine.state_dict()["memory"]
     for _ in loader:
-        branch = engine._run.memory.branch.values.clone()
+        branch = engine.parts["memory"].branch.values.clone()
         engine.abandon_lot()
         break
     after = engine.state_dict()["memory"]
@@ -214,11 +214,11 @@ def test_an_abandoned_lot_leaves_the_memory_alone(seen):
 
 def test_the_memory_takes_releases_only():
     like = torch.zeros(75, dtype=torch.float64)
-    memory = EstimatedMemory(DopplerFilter(like, (), (1.0,)), like, 0.5)
+    memory = EstimatedMemory(DopplerFilter(like, (), (1.0,)), like, 0.5, Position())
     for raw in (like, ClippedSum(like, (1.0,)), [0.0] * 75, None):
         with pytest.raises(TypeError, match=f"releases only, not a {type(raw).__name__}"):
-            memory.remember(raw)
-    memory.prepare(0)
+            memory.released(raw, None)
+    memory.lot_begins()
     assert memory.branch is None  # nothing was released yet
     with pytest.raises(TypeError, match="memory of releases"):
         Branch(like, 0)

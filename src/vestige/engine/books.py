@@ -1,0 +1,97 @@
+"""Which ledger an engine is charged on, and its account in a ledger file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from vestige.engine.forecast import coming_events, lots_left
+from vestige.engine.lineage import Things
+from vestige.engine.run import Run
+from vestige.privacy.ledger import Event, Ledger
+from vestige.privacy.ledger_file import Account, LedgerFile, common_data, opened_here, read
+
+
+class Books:
+    """The ledger of one engine: its own, another engine's, or one in a file.
+
+    A file is opened when everything else is right, so that a refused setting leaves no lock behind.
+    """
+
+    def __init__(self, ledger: Ledger | str | Path | None) -> None:
+        self.ledger = ledger if isinstance(ledger, Ledger) else Ledger()
+        self._path = None if ledger is None or isinstance(ledger, Ledger) else Path(ledger)
+        self._given = ledger is not None
+        self.inherited = 0  # releases of engines before, on whose ledger this one goes on
+
+    def join(self, things: Things, module: nn.Module, optimizer: Optimizer) -> None:
+        """Choose the ledger, and take the place of engines on the same model or optimizer."""
+        file = self.ledger.file
+        if file and file.closed:
+            self.ledger, self._path = Ledger(), file.path  # of an engine that has ended
+        if self._path is not None:
+            shared = opened_here(self._path)
+            if shared and shared.ledger:
+                self.ledger, self._path = shared.ledger, None
+        held = self.ledger
+        held.engines += 1  # the last engine that leaves would close its file
+        try:
+            for trace in things.trained_by():
+                trace.make_room(module, optimizer)
+        finally:
+            held.engines -= 1
+        if not self._given:
+            self.ledger = things.ledger_before() or held
+        if self.ledger is not held:
+            self.inherited = self.ledger.steps
+
+    def spent(self) -> Sequence[Event]:
+        """What the ledger holds, in its file too, before this engine opens it."""
+        if self._path is not None and self._path.exists():
+            return read(self._path).events
+        return self.ledger.merged()
+
+    def enter(self, run: Run, data: Mapping[str, Any]) -> None:
+        """Give the run its account, where there is a file; `data` are public facts about them."""
+        if self.ledger.file:
+            run.door.account = _account(self.ledger.file, run, data)
+        elif self._path is not None:
+            self.open(self._path, run, data)
+        self.ledger.engines += 1
+
+    def open(self, path: Path, run: Run, data: Mapping[str, Any], create: bool = True) -> None:
+        """Keep the ledger in this file from now on."""
+        file = LedgerFile(path, create)
+        try:
+            account = _account(file, run, data)
+            self.ledger.keep_in(file)
+        except BaseException:
+            file.close()
+            raise
+        run.door.account = account
+
+
+def _account(file: LedgerFile, run: Run, facts: Mapping[str, Any]) -> Account:
+    """The account of a run on a ledger file, which must be about the same data."""
+    data = {key: facts[key] for key in ("name", "records")}
+    common_data([*(r.about for r in file.content.runs.values()), {"data": data}])
+    about = {
+        "data": data,
+        "method": run.plan.method,
+        "steps": run.plan.steps,
+        "adjacency": run.plan.adjacency,
+        "test_mode": run.repeatable,
+    }
+    # A crash charges the open block: at most a fiftieth of the plan.
+    block = min(64, max(1, (run.plan.steps or 800) // 50))
+    return file.account(
+        run.door.run,
+        about,
+        block,
+        lambda lots: coming_events(run, min(lots, lots_left(run))),
+        run.door.session,
+    )

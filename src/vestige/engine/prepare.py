@@ -1,0 +1,131 @@
+"""From the arguments of make_private to a plan: everything is checked, and nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from vestige.engine.build import Ingredients, check_settings
+from vestige.engine.options import Options, check_counts
+from vestige.engine.validation import check_criterion, check_model, check_optimizer
+from vestige.gradients.clipping import Auto, Clip, Clipping, Quantile, taken_apart
+from vestige.gradients.groups import partition
+from vestige.methods import Method, query_weight, resolve
+from vestige.plan import PrivacyPlan, Schedule, constant, sampling_rate
+from vestige.privacy.noise_scales import NoiseScale, noise_scales, shaped
+from vestige.sampling.loader import check_loader
+
+
+@dataclass(frozen=True)
+class Request:
+    """What make_private was given."""
+
+    module: nn.Module
+    optimizer: Optimizer
+    data_loader: DataLoader[Any]
+    noise_multiplier: Schedule | None
+    max_grad_norm: float | Sequence[float]
+    method: str | Method
+    clipping: Clipping | None
+    max_physical_batch_size: int | None
+    loss_reduction: str
+    criterion: Any
+    dataset_size: int | None
+    steps: int | None
+    options: Options
+
+    @property
+    def records(self) -> int:
+        """The number of records in the data, private unless it was declared."""
+        return len(self.data_loader.dataset)  # type: ignore[arg-type]
+
+
+def prepare(request: Request) -> tuple[PrivacyPlan, Method, Ingredients]:
+    """The frozen plan of the run, its method, and what it is built from."""
+    options, steps = request.options, request.steps
+    check_model(request.module)
+    check_optimizer(request.optimizer, request.module)
+    check_criterion(request.criterion, request.loss_reduction, request.module)
+    batch_size = check_loader(request.data_loader)
+    check_counts(max_physical_batch_size=request.max_physical_batch_size, steps=steps)
+    method = resolve(request.method).tabulated(steps)
+    method.check_optimizer(request.optimizer)
+    made = _ingredients(request, method)
+    check_settings(method, made, request.max_physical_batch_size)
+    geometry, form, noise = made.geometry, made.form, made.noise
+    names = made.groups.names if geometry is None else ("direction", "magnitude")
+    first = made.clip.bounds if geometry is None else geometry.bounds(made.clip.bounds[0])
+    shape = method.clip_shape(steps) or (1.0,)
+    bounds = [tuple(c * shape[min(t, len(shape) - 1)] for c in first) for t in range(len(noise))]
+    stds = tuple(scale.stds(bounds[t]) for t, scale in enumerate(noise))
+    size = request.records if request.dataset_size is None else request.dataset_size
+    rate = sampling_rate(size, batch_size, options.sample_rate, steps)
+    plan = PrivacyPlan(
+        method=method.name,
+        dataset_size=size,
+        size_declared=request.dataset_size is not None,
+        batch_size=batch_size,
+        sample_rate=method.charged_rate(rate),
+        clipping=_clipping_name(request, method),
+        group_names=names,
+        bounds=bounds[0],
+        noise_multiplier=constant([scale.joint for scale in noise]),
+        noise_stds=stds[0] if len(stds) == 1 else stds,
+        beta=query_weight(method, steps),
+        settings=_settings(method, options.denoiser),
+        averaging=options.averaging,
+        history_dtype=None if options.history_dtype is None else str(options.history_dtype),
+        steps=steps,
+        max_physical_batch_size=request.max_physical_batch_size,
+        loss_reduction=request.loss_reduction,
+        count_noise=form.noise(batch_size) if isinstance(form, Quantile) else None,
+        adjacency=method.info.adjacency,
+        private=method.info.private,
+    )
+    return plan, method, made
+
+
+def _ingredients(request: Request, method: Method) -> Ingredients:
+    options = request.options
+    parts, form = taken_apart(method.clipping if request.clipping is None else request.clipping)
+    groups = partition(request.module, parts)
+    stability = form.stability if isinstance(form, Auto) else None
+    geometry = method.geometry(groups.buffer())
+    names = groups.names if geometry is None else ("direction", "magnitude")
+    given = options.group_noise_multipliers
+    noise = noise_scales(request.noise_multiplier, given, names, request.steps)
+    if geometry is not None and given is None:
+        noise = [NoiseScale.evenly(scale.joint, len(names)) for scale in noise]
+    return Ingredients(
+        module=request.module,
+        optimizer=request.optimizer,
+        groups=groups,
+        geometry=geometry,
+        clip=Clip.over(request.max_grad_norm, groups.names, stability),
+        form=form,
+        noise=shaped(noise, method.noise_shape(request.steps)),
+        records=request.records,
+        workers=request.data_loader.num_workers,
+        batch_first=options.batch_first,
+        history_dtype=options.history_dtype,
+        denoiser=options.denoiser,
+    )
+
+
+def _clipping_name(request: Request, method: Method) -> str:
+    """The clipping, in words for the plan."""
+    parts, form = taken_apart(method.clipping if request.clipping is None else request.clipping)
+    return str(form) if form else parts if isinstance(parts, str) else "partition"
+
+
+def _settings(method: Method, denoiser: str | Method | None) -> dict[str, Any]:
+    """The method's settings, and those of a denoiser after it."""
+    if denoiser is None:
+        return method.settings()
+    after = resolve(denoiser)
+    return method.settings() | {"denoiser": {"name": after.name, **after.settings()}}
