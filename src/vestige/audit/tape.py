@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from vestige.engine.privacy_engine import PrivacyEngine
 from vestige.privacy.ledger import Event
-from vestige.release.door import Branch
 from vestige.release.observer import Observer, Passage
+from vestige.release.query import Branch
 from vestige.sampling.loader import Batch
 from vestige.sampling.streams import COUNTS, FIRST_LOOK, MEASURE, NOISE
 

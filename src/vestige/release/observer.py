@@ -21,7 +21,7 @@ from vestige.privacy.ledger import Event
 from vestige.sampling.loader import Batch
 
 if TYPE_CHECKING:
-    from vestige.release.door import Branch
+    from vestige.release.query import Branch
 
 
 @dataclass
