@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Two workers with one torch thread each use two cores better than one process with two.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: setup demo test test-all audit lint format bench clean
+.PHONY: setup demo test test-all audit lint format budget bench clean
 
 setup: $(VENV)/.ready
 demo: $(VENV)/.ready
@@ -25,6 +25,8 @@ lint: $(VENV)/.ready-dev
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+budget:
+	$(PYTHON) tools/budget.py
 bench: $(VENV)/.ready-bench
 	$(BIN)/python -m benchmarks
 clean:

@@ -95,6 +95,7 @@ def build(
     draw = DrawContext(made.groups.buffer(), plan, randomness, made.records)
     drawing, noise = method.lots(draw), method.noise(draw)
     watch = capture(made.module, made.groups, made.clip, made.batch_first, made.geometry)
+    watch.mean_loss = plan.loss_reduction == "mean"
     context = BuildContext(
         **vars(draw),
         groups=made.groups,

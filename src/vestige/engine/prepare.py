@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +11,16 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from vestige.checks import check_count
 from vestige.engine.build import Ingredients, check_settings
 from vestige.engine.options import Options, check_counts
 from vestige.engine.validation import check_criterion, check_model, check_optimizer
+from vestige.errors import ConfigError
 from vestige.gradients.clipping import Auto, Clip, Clipping, Quantile, taken_apart
 from vestige.gradients.groups import partition
-from vestige.methods import Method, query_weight, resolve
-from vestige.plan import PrivacyPlan, Schedule, constant, sampling_rate
+from vestige.methods import Method, planned_charges, query_weight, resolve
+from vestige.plan import PrivacyPlan, Schedule, Table, constant, lots_per_epoch, sampling_rate
+from vestige.privacy.accounting import Charge
 from vestige.privacy.noise_scales import NoiseScale, noise_scales, shaped
 from vestige.sampling.loader import check_loader
 
@@ -129,3 +133,44 @@ def _settings(method: Method, denoiser: str | Method | None) -> dict[str, Any]:
         return method.settings()
     after = resolve(denoiser)
     return method.settings() | {"denoiser": {"name": after.name, **after.settings()}}
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a run of known length will be charged, before its noise is known."""
+
+    method: Method
+    steps: int
+    rate: Table
+    charges: Counter[Charge]
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        data_loader: DataLoader[Any],
+        method: Method,
+        *,
+        epochs: int | None,
+        steps: int | None,
+        dataset_size: int | None,
+        sample_rate: Schedule | None,
+        clipping: Clipping | None,
+    ) -> Ahead:
+        """A schedule is evaluated here, once: what is calibrated is what runs."""
+        if (epochs is None) == (steps is None):
+            raise ConfigError(
+                f"epochs={epochs} and steps={steps}: give exactly one of them, the length of the "
+                "run that the noise is solved for."
+            )
+        lot = check_loader(data_loader)
+        size = len(data_loader.dataset) if dataset_size is None else dataset_size  # type: ignore[arg-type]
+        sampling_rate(size, lot)  # refuses bad sizes before they are divided
+        if steps is None:
+            steps = check_count("epochs", epochs) * lots_per_epoch(size, lot)
+        rate = sampling_rate(size, lot, sample_rate, check_count("steps", steps))
+        method = method.tabulated(steps)
+        form = method.clipping if clipping is None else clipping
+        groups = partition(module, taken_apart(form)[0]).count
+        charges = planned_charges(method, form, groups, size, lot, rate, steps)
+        return cls(method, steps, rate, charges)

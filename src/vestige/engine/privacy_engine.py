@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vestige import statement
-from vestige.checks import check_count
 from vestige.engine import checkpoint
 from vestige.engine import state as saving
 from vestige.engine.books import Books
@@ -29,18 +28,17 @@ from vestige.engine.ending import ending
 from vestige.engine.guard import BudgetGuard
 from vestige.engine.lineage import Things, Trace
 from vestige.engine.options import Keywords, Options
-from vestige.engine.prepare import Request, prepare
+from vestige.engine.prepare import Ahead, Request, prepare
 from vestige.engine.run import Run
 from vestige.errors import ConfigError, PrivacyError
-from vestige.gradients.clipping import Clipping, taken_apart
-from vestige.gradients.groups import partition
-from vestige.methods import Method, planned_charges, resolve
-from vestige.plan import PrivacyPlan, Schedule, lots_per_epoch, sampling_rate
+from vestige.gradients.clipping import Clipping
+from vestige.methods import Method, resolve
+from vestige.plan import PrivacyPlan, Schedule
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Ledger, together
 from vestige.release.door import Door
 from vestige.release.part import Part
-from vestige.sampling.loader import PrivateLoader, check_loader
+from vestige.sampling.loader import PrivateLoader
 from vestige.sampling.streams import Randomness
 from vestige.updates.averaging import Averaging
 
@@ -182,34 +180,20 @@ class PrivacyEngine:
         as long as no other engine charges the same ledger meanwhile: the same accountant and the
         same events calibrate and report.
         """
-        if (epochs is None) == (steps is None):
-            raise ConfigError(
-                f"epochs={epochs} and steps={steps}: give exactly one of them, the length of the "
-                "run that the noise is solved for."
-            )
         if "noise_multiplier" in options or "group_noise_multipliers" in options:
             raise ConfigError(
                 "make_private_with_epsilon solves for the noise: leave the noise multiplier out, "
                 "or call make_private."
             )
-        batch_size = check_loader(data_loader)
-        size = len(data_loader.dataset) if dataset_size is None else dataset_size  # type: ignore[arg-type]
-        sampling_rate(size, batch_size)  # refuses bad sizes before they are divided
-        if steps is None:
-            steps = check_count("epochs", epochs) * lots_per_epoch(size, batch_size)
-        # A schedule is evaluated once: what is calibrated is what runs.
-        rate = sampling_rate(size, batch_size, sample_rate, check_count("steps", steps))
-        chosen = resolve(method).tabulated(steps)
-        form = options.get("clipping")
-        form = chosen.clipping if form is None else form
-        charges = planned_charges(
-            chosen,
-            form,
-            partition(module, taken_apart(form)[0]).count,
-            size,
-            batch_size,
-            rate,
-            steps,
+        ahead = Ahead.of(
+            module,
+            data_loader,
+            resolve(method),
+            epochs=epochs,
+            steps=steps,
+            dataset_size=dataset_size,
+            sample_rate=sample_rate,
+            clipping=options.get("clipping"),
         )
         if resume is not None and Path(resume).exists():
             noise, earlier = checkpoint.saved_noise(Path(resume)), None
@@ -218,7 +202,7 @@ class PrivacyEngine:
             self._books.join(things, module, optimizer)
             earlier = self._books.spent()
             noise, _ = accounting.noise_for(
-                target_epsilon, target_delta, charges, self.accountant, earlier
+                target_epsilon, target_delta, ahead.charges, self.accountant, earlier
             )
         made = self.make_private(
             module=module,
@@ -226,10 +210,10 @@ class PrivacyEngine:
             data_loader=data_loader,
             noise_multiplier=noise,
             max_grad_norm=max_grad_norm,
-            method=chosen,
+            method=ahead.method,
             dataset_size=dataset_size,
-            sample_rate=rate,
-            steps=steps,
+            sample_rate=ahead.rate,
+            steps=ahead.steps,
             **{"delta": target_delta} | options,
         )
         if earlier is not None and self.ledger.merged() != earlier:

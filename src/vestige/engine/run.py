@@ -81,7 +81,6 @@ class Run:
         self.parts, self.passes, self.survey = tuple(parts), passes, survey
         if passes:
             passes.first_look = self._first_look
-        capture.mean_loss = plan.loss_reduction == "mean"
         self.losses = LossWatch(capture)
         self.guard: BudgetGuard | None = None
         self.phase = Phase.BETWEEN

@@ -248,12 +248,7 @@ def _check_state(state: Mapping[str, Any], run: Run) -> None:
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         version = state.get("version") if isinstance(state, Mapping) else None
         raise ConfigError(f"engine state has version {version!r}; this Vestige reads {_VERSION}.")
-    missing = _STATE.union(part.name for part in run.parts if part.name) - set(state)
-    if missing:
-        raise ConfigError(
-            f"the engine state lacks {', '.join(sorted(missing))}: it was not written by "
-            "state_dict, or was damaged."
-        )
+    _check_complete(state, _STATE)
     for name in _COUNTS:
         if type(state[name]) is not int or state[name] < 0:
             raise ConfigError(
@@ -274,4 +269,14 @@ def _check_state(state: Mapping[str, Any], run: Run) -> None:
         raise PrivacyError(
             f"the saved run was made with other settings ({details}): call make_private with "
             "the same ones (make_private_with_epsilon: with resume=CHECKPOINT), or start a new run."
+        )
+    _check_complete(state, {part.name for part in run.parts if part.name})
+
+
+def _check_complete(state: Mapping[str, Any], names: set[str]) -> None:
+    missing = names - set(state)
+    if missing:
+        raise ConfigError(
+            f"the engine state lacks {', '.join(sorted(missing))}: it was not written by "
+            "state_dict, or was damaged."
         )

@@ -174,6 +174,17 @@ class Recollection(Part):
         self._recalled, self._recalled_for, self._last = None, -1, None
 
 
+class Damping(Part):
+    """What is left of a memory after the release that recalls nothing: beta * gradient."""
+
+    def __init__(self, share: Table) -> None:
+        self._share = share
+
+    def released(self, release: Release, gradient: Gradient) -> None:
+        """Scale the gradient."""
+        gradient.values.mul_(at(self._share, release.step))
+
+
 class RecallAfter(Recollection):
     """The same memory after the release: the gradient becomes beta * gradient + branch / lot."""
 

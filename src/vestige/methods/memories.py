@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from vestige.checks import check_count, check_share, is_number
 from vestige.errors import ConfigError
-from vestige.memory.recall import RecallAfter, Recollection
+from vestige.memory.recall import Damping, RecallAfter, Recollection
 from vestige.memory.rules import (
     ExponentialMemory,
     FractionalMemory,
@@ -140,6 +140,10 @@ class PostFM(FO):
     def share(self) -> Schedule:
         """beta: the weight of the newest release in the update."""
         return self.beta
+
+    def parts(self, context: BuildContext) -> Sequence[Part]:
+        """The memory; a window of one release recalls nothing, and beta remains."""
+        return super().parts(context) or [Damping(share(self, context.plan.steps))]
 
     def excludes(self) -> Mapping[Feature, str]:
         """A second filter, and a correction for noise that the memory has changed."""

@@ -29,9 +29,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from vestige import methods
 from vestige.checks import check_count, is_number
 from vestige.errors import ConfigError
-from vestige.methods import FO, METHODS, SMA, share
+from vestige.methods.catalogue import METHODS
 from vestige.plan import at, lots_per_epoch
 from vestige.privacy import accounting
 
@@ -271,7 +272,11 @@ def forms(bands: int) -> list[Form]:
     """What is compared at that many bands: DP-SGD and its filters at 1, else every order."""
     if bands > 1:
         return [fractional(order, bands) for order in ORDERS]
-    return [dp_sgd(), momentum(MOMENTUM), *(memory(method) for method in (FO(), SMA()))]
+    return [
+        dp_sgd(),
+        momentum(MOMENTUM),
+        *(memory(method) for method in (methods.FO(), methods.SMA())),
+    ]
 
 
 def dp_sgd() -> Form:
@@ -296,14 +301,14 @@ def momentum(decay: float) -> Form:
     return Form("momentum", settings, 1, 1 - decay, np.array([1.0, -decay]), filters=True)
 
 
-def memory(method: FO | SMA) -> Form:
+def memory(method: methods.FO | methods.SMA) -> Form:
     """beta / (1 - (1 - beta) sum_j a_j z^-j) with a_j like (j + 1)^(alpha - 1): FO and SMA.
 
     Without their gates, which follow the releases, and with an empty past at the start.
     """
     import numpy as np
 
-    beta = at(share(method, None), 0)
+    beta = at(methods.share(method, None), 0)
     weights = np.arange(2, method.window + 1) ** (method.alpha - 1.0)
     denominator = np.concatenate([[1.0], -(1 - beta) * weights / weights.sum()])
     settings = {"beta": beta, "alpha": method.alpha, "window": method.window}

@@ -80,16 +80,19 @@ class QuantileControl(ClipControl):
     ) -> None:
         super().__init__(bounds, collector)
         self._rule, self._batch_size = rule, batch_size
+        self.fractions: tuple[float, ...] = ()  # of the last release: unclipped, by group
         collector.count_unclipped()
 
     def _next(self, release: Release) -> tuple[float, ...]:
         assert release.counts is not None
         rule = self._rule
-        unclipped = [min(max(count / self._batch_size + 0.5, 0.0), 1.0) for count in release.counts]
-        self.clipped = 1 - unclipped[0]
+        self.fractions = tuple(
+            min(max(count / self._batch_size + 0.5, 0.0), 1.0) for count in release.counts
+        )
+        self.clipped = 1 - self.fractions[0]
         return tuple(
             min(max(c * math.exp(-rule.rate * (f - rule.target)), rule.lowest), rule.highest)
-            for c, f in zip(self.bounds, unclipped, strict=True)
+            for c, f in zip(self.bounds, self.fractions, strict=True)
         )
 
 

@@ -26,7 +26,7 @@ import vestige
 from tests.support.program import plain, run, run_json
 from vestige import methods
 from vestige.cli.app import app
-from vestige.engine.privacy_engine import REPEATABLE
+from vestige.engine.caveats import REPEATABLE
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
 from vestige.train import config as settings

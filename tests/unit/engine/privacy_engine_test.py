@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.reference import clip_and_sum
 from vestige import ConfigError, PrivacyEngine, PrivacyError, UnsupportedModel, VestigeError
-from vestige.engine.privacy_engine import REPEATABLE
+from vestige.engine.caveats import REPEATABLE
 from vestige.gradients.clipping import Clip
 from vestige.gradients.groups import partition
 from vestige.plan import lots_per_epoch

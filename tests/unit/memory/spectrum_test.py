@@ -584,7 +584,8 @@ def test_bad_arguments_are_named(call: Callable[[], object], message: str) -> No
 def test_the_names_and_checks_need_neither_torch_nor_numpy() -> None:
     program = (
         "import sys\n"
-        "from vestige import spectrum, spectrum_report\n"
+        "from vestige import spectrum\n"
+        "from vestige.lab import spectrum_report\n"
         "spectrum.check('hill', 0.5), spectrum.tempering(7.0)\n"
         "spectrum_report.Request('mlp')\n"
         "print({'torch', 'numpy', 'matplotlib'} & set(sys.modules))\n"

@@ -369,11 +369,11 @@ def test_a_gain_and_a_branch_are_applied_and_charged(groups):
     ledger = Ledger()
     silent = door_of(groups, NoiseScale.shared(0.0), ledger=ledger)
     total, memory = torch.randn(40), torch.randn(40)
-    silent.steps = 1
+    silent.position.release = 1
     out = silent.release(ClippedSum(total, (1.0,)), 0.1, branch_of(groups, memory, 1), gain=0.5)
     assert torch.allclose(out.values, 0.5 * total + memory)
     noisy = door_of(groups, NoiseScale.shared(1.2), ledger=ledger)
-    noisy.steps = 1
+    noisy.position.release = 1
     noisy.release(ClippedSum(total, (1.0,)), 0.3, branch_of(groups, memory, 1), gain=0.5)
     assert [(e.sample_rate, e.noise_multiplier) for e in ledger.events] == [(0.1, 0.0), (0.3, 2.4)]
 

@@ -20,7 +20,7 @@ import torch
 
 from vestige import files, methods
 from vestige.engine import checkpoint
-from vestige.engine.privacy_engine import REPEATABLE, PrivacyEngine
+from vestige.engine.caveats import REPEATABLE, PrivacyEngine
 from vestige.errors import ConfigError
 from vestige.methods import MethodInfo
 from vestige.privacy import accounting

@@ -58,7 +58,7 @@ def test_the_adam_family_is_its_equations(name, decay, seen):
     extra = {"floor": floor} if corrected else {}
 
     def make(params):
-        return resolve(name).optimizer_class()(
+        return resolve(name).optimizer_class(
             params, lr=lr, betas=(b1, b2), weight_decay=decay, **extra
         )
 

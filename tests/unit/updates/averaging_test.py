@@ -60,7 +60,7 @@ def test_averages_are_saved_and_continue():
     run(engine, model, optimizer, loader, 4)
     state = engine.state_dict(), model.state_dict(), optimizer.state_dict()
     other, again, optimizer, loader = private("fo", averaging="ema")
-    with pytest.raises(ConfigError, match="saved averaging does not fit"):
+    with pytest.raises(ConfigError, match="saved average does not fit"):
         other.load_state_dict(state[0] | {"averaging": None})
     other.load_state_dict(state[0])
     again.load_state_dict(state[1])
