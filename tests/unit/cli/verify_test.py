@@ -9,25 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from vestige.audit.options import FEWEST_TRIALS
 from vestige.audit.verify import CHECKS, TRIALS, load
-from vestige.cli import verify as cli_verify
-from vestige.cli.app import _Program
+from vestige.cli import app
 from vestige.engine.run import Run
 from vestige.methods import (
     FO,
 )
 
 PAGE = Path(__file__).parents[3] / "docs" / "verify.md"
-
-app = typer.Typer(cls=_Program)
-
-app.callback()(lambda: None)
-
-cli_verify.register(app)
 
 
 def run(*arguments):
@@ -135,9 +127,9 @@ def test_the_table_says_what_was_seen_and_what_was_found(folder):
 
 
 def test_few_trials_are_refused():
-    assert cli_verify._TRIALS == TRIALS
-    assert cli_verify._FEWEST == FEWEST_TRIALS
-    result = run("vestige.methods:FO", "--trials", "5")
+    shown = " ".join(run("--help").stdout.split())
+    assert f"default: {TRIALS}" in shown and f"x>={FEWEST_TRIALS}" in shown
+    result = run("vestige.methods:FO", "--trials", str(FEWEST_TRIALS - 1))
     assert result.exit_code == 2 and "trials" in result.stderr
 
 
