@@ -108,9 +108,9 @@ def membership_epsilon(
             return np.where(hit > 0, np.log(np.maximum(hit, 1e-300) / alarm), -np.inf)
 
     thresholds, counts = _first_half(scores, labels, split)
-    found = [np.asarray(bound(counts, says_in, _CAUTION * alpha)) for says_in in (True, False)]
-    says_in = bool(found[0].max() >= found[1].max())
-    chosen = thresholds[int(found[0 if says_in else 1].argmax())]
+    bounds = [np.asarray(bound(counts, says_in, _CAUTION * alpha)) for says_in in (True, False)]
+    says_in = bool(bounds[0].max() >= bounds[1].max())
+    chosen = thresholds[int(bounds[0 if says_in else 1].argmax())]
     judged = _count(scores[~split.choosing], labels[~split.choosing], np.array([chosen]))
     value = float(bound(judged, says_in, alpha)[0])
     above_in, above_out = int(judged.above_in[0]), int(judged.above_out[0])

@@ -61,20 +61,20 @@ def _word(result: AuditResult) -> str:
 
 def _whole_run(axes: Axes, result: AuditResult) -> None:
     _frame(axes, "Whole run: is the canary in the data?")
-    found, claim = result.evidence, result.limit
+    evidence, claim = result.evidence, result.limit
     if claim is not None:
         y = dp_curve(_X, claim, result.delta)
         axes.fill_between(_X, 0, y, color=SHADE, hatch="//", edgecolor=GRID, lw=0, zorder=0)
         label = f"{_word(result)} ({round_up(claim)}, {result.delta:g})-DP: nothing below"
         axes.plot(_X, y, color=INK, lw=1.6, label=label)
-    if found.claimed_events and claim is not None:
-        curve = run_curve(_X, found.claimed_events, claim)
+    if evidence.claimed_events and claim is not None:
+        curve = run_curve(_X, evidence.claimed_events, claim)
         axes.plot(_X, curve, label="the claimed run, all deltas", **_CLAIMED)
-    if found.family_events and result.epsilon_lower_family:
-        curve = run_curve(_X, found.family_events, result.epsilon_lower_family)
+    if evidence.family_events and result.epsilon_lower_family:
+        curve = run_curve(_X, evidence.family_events, result.epsilon_lower_family)
         axes.plot(_X, curve, label="most noise the family allows", **_ALLOWED)
-    used, cut = ~found.choosing, found.cut
-    _empirical(axes, found.scores[used], found.member[used], result)
+    used, cut = ~evidence.choosing, evidence.cut
+    _empirical(axes, evidence.scores[used], evidence.member[used], result)
     missed, alarm = 1 - cut.hits / cut.hit_trials, cut.false_alarms / cut.alarm_trials
     point = (alarm, missed) if cut.says_in else (missed, alarm)
     mark: Any = {"marker": "D", "ms": 7, "color": _BLUE, "mec": "white", "ls": "none"}
@@ -83,9 +83,9 @@ def _whole_run(axes: Axes, result: AuditResult) -> None:
 
 
 def _one_step(axes: Axes, result: AuditResult) -> None:
-    found = result.evidence
-    assert found.family_scores is not None
-    assert found.family_inside is not None and found.family_choosing is not None
+    evidence = result.evidence
+    assert evidence.family_scores is not None
+    assert evidence.family_inside is not None and evidence.family_choosing is not None
     _frame(axes, "One release: was the canary in the lot?")
     for multiplier, words, style in (
         (result.noise_multiplier_attacked, "claimed multiplier", _CLAIMED),
@@ -95,8 +95,8 @@ def _one_step(axes: Axes, result: AuditResult) -> None:
             with np.errstate(all="ignore"):
                 curve = ndtr(ndtri(1 - _X) - 1 / multiplier)
             axes.plot(_X, curve, label=f"{words} {multiplier:.3f}", **style)
-    used = ~found.family_choosing
-    _empirical(axes, found.family_scores[used], found.family_inside[used], result)
+    used = ~evidence.family_choosing
+    _empirical(axes, evidence.family_scores[used], evidence.family_inside[used], result)
     axes.legend(fontsize=8, loc="upper right", framealpha=0.95)
 
 

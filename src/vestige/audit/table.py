@@ -50,7 +50,7 @@ class Row:
 
 def rows(methods: Sequence[str], epsilon: float, trials: int, seed: int | None) -> list[Row]:
     """Every method at `epsilon`, with both attacks."""
-    found = []
+    table = []
     confidence = 1 - (1 - JOINT_CONFIDENCE) / (BOUNDS * max(1, len(methods)))
     for number, name in enumerate(methods):
         if name not in METHODS:
@@ -58,18 +58,19 @@ def rows(methods: Sequence[str], epsilon: float, trials: int, seed: int | None) 
         count = trials if METHODS[name].private else min(trials, PUBLISHED_TRIALS)
         options: dict[str, Any] = {"epsilon": epsilon, "seed": _own_seed(seed, number)}
         first = _said(audit(name, trials=count, confidence=confidence, **options))
-        found.append(Row(first, audit_one_run(name, trials=min(trials, ONE_RUN_TRIALS), **options)))
-    return found
+        second = audit_one_run(name, trials=min(trials, ONE_RUN_TRIALS), **options)
+        table.append(Row(first, second))
+    return table
 
 
 def teeth(seed: int | None, methods: Sequence[str]) -> list[AuditResult]:
     """DP-SGD, FO and SMA at the claims where the audit must have teeth."""
-    found: list[AuditResult] = []
+    results: list[AuditResult] = []
     for name in (name for name in TEETH[0] if name in methods):
         for epsilon, trials in TEETH[1]:
-            own = _own_seed(seed, len(METHODS) + len(found))
-            found.append(_said(audit(name, epsilon=epsilon, trials=trials, seed=own)))
-    return found
+            own = _own_seed(seed, len(METHODS) + len(results))
+            results.append(_said(audit(name, epsilon=epsilon, trials=trials, seed=own)))
+    return results
 
 
 def misattributed(trials: int, seed: int | None) -> list[AuditResult]:
@@ -87,11 +88,11 @@ def write_rows(folder: Path, trials: int, seed: int | None, command: str) -> lis
     missing = [path for path in written if not path.is_file()]
     if missing:
         raise ConfigError(f"{str(missing[0])!r} is not there: make the whole table first.")
-    found = misattributed(trials, seed)
-    numbers = json.loads(written[0].read_text()) | _rows_numbers(found, command)
+    wrong = misattributed(trials, seed)
+    numbers = json.loads(written[0].read_text()) | _rows_numbers(wrong, command)
     text = written[1].read_text().partition(f"\n{_ROWS}")[0]
     write_whole(written[0], _json(numbers))
-    write_whole(written[1], text + _rows_markdown(found, command))
+    write_whole(written[1], text + _rows_markdown(wrong, command))
     return written
 
 

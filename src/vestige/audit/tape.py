@@ -42,7 +42,7 @@ class Lot:
 
 
 @dataclass
-class Look:
+class Look(Passage):
     """One time that something went through the door: a `Passage` to keep.
 
     `recalled` is the memory's branch when the lot was handed out, `recalled_at_release` the same
@@ -50,19 +50,8 @@ class Look:
     `late` of them only after the noise was drawn.
     """
 
-    kind: str
-    lot: int
-    step: int
-    gain: float
-    bounds: tuple[float, ...]
-    total: Tensor
-    branch: Tensor | None = None
-    counts: Tensor | None = None
     recalled: Tensor | None = None
     recalled_at_release: Tensor | None = None
-    stds: tuple[float, ...] = ()
-    values: Tensor = field(default_factory=lambda: torch.zeros(0))
-    noisy_counts: tuple[float, ...] | None = None
     charges: tuple[tuple[float, float], ...] = ()
     late: int = 0
 
@@ -156,20 +145,15 @@ class Tape(Observer):
         """Copy everything before the door can write to it."""
         self._settle()
         self._in_door = True
-        held, counts = self._branch, passage.counts
-        assert passage.lot is not None
-        self._look = Look(
-            passage.kind,
-            passage.lot,
-            passage.step,
-            passage.gain,
-            tuple(passage.bounds),
-            passage.total.clone() if self._sums else passage.total.new_zeros(0),
-            None if passage.branch is None else passage.branch.values.clone(),
-            None if counts is None else counts.clone(),
-            None if passage.kind == "measurement" else self._recalled,
-            None if passage.kind == "measurement" or held is None else held.values.clone(),
-        )
+        kept = {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in vars(passage).items()
+            if self._sums or name != "total"
+        }
+        self._look = Look(**{"total": torch.zeros(0)} | kept)
+        if passage.kind != "measurement" and self._branch is not None:
+            self._look.recalled = self._recalled
+            self._look.recalled_at_release = self._branch.values.clone()
 
     def drawing(self, passage: Passage) -> None:
         """A charge from here on is late."""
@@ -183,7 +167,7 @@ class Tape(Observer):
     def released(self, passage: Passage) -> None:
         """Keep what is let out; in a replay let out what was let out before."""
         look, self._in_door = self._look, False
-        assert look is not None and passage.values is not None
+        assert look is not None
         look.values, look.stds = passage.values.clone(), tuple(passage.stds)
         look.noisy_counts = passage.noisy_counts
         self.seen.looks.append(look)

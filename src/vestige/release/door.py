@@ -293,8 +293,10 @@ class Door:
         """Tell the observers what is about to be released: nobody in ordinary runs."""
         if not self.observers:
             return None
+        mixed = None if branch is None else branch.values
         total, counts = clipped._values, clipped._counts
-        passage = Passage(kind, lot, self.steps, gain, clipped.bounds, total, branch, counts)
+        number = -1 if lot is None else lot
+        passage = Passage(kind, number, self.steps, gain, clipped.bounds, total, mixed, counts)
         for observer in self.observers:
             observer.arrives(passage)
         return passage

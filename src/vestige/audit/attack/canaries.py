@@ -128,8 +128,8 @@ class Readings:
 def readings(attacked: Attacked, canaries: int) -> tuple[Array, Array]:
     """The readings (steps, canaries) and the claimed mu (steps,) of a run on `CanaryModel`."""
     groups = attacked.engine.door.groups
-    found = [_reading(looks, groups, canaries) for looks in attacked.recording.by_lot]
-    return np.array([reading for reading, _ in found]), np.array([mu for _, mu in found])
+    pairs = [_reading(looks, groups, canaries) for looks in attacked.recording.by_lot]
+    return np.array([reading for reading, _ in pairs]), np.array([mu for _, mu in pairs])
 
 
 def standardised(attacked: Attacked, canaries: int, noise: float) -> tuple[Array, float]:
@@ -137,12 +137,12 @@ def standardised(attacked: Attacked, canaries: int, noise: float) -> tuple[Array
 
     `noise` is the joint multiplier: the noise has one standard deviation in all groups.
     """
-    groups, found = attacked.engine.door.groups, []
+    groups, pairs = attacked.engine.door.groups, []
     for look in attacked.recording.sums:
         std = noise * float(np.linalg.norm(look.bounds))
         plain = replace(look, stds=(std,) * len(look.bounds))
-        found.append(_reading([plain], groups, canaries))
-    return np.array([reading for reading, _ in found]), found[0][1]
+        pairs.append(_reading([plain], groups, canaries))
+    return np.array([reading for reading, _ in pairs]), pairs[0][1]
 
 
 def _reading(looks: Sequence[Look], groups: Groups, canaries: int) -> tuple[Array, float]:

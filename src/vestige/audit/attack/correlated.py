@@ -90,10 +90,10 @@ def stretch_signals(drawn: Flags, every: int) -> Array:
     never = np.flatnonzero(~present.any(axis=0))
     place[never % min(every, steps), never] = True
     wanted = np.where(present[:, None, :], by_stretch, place)
-    found = np.zeros((stretches, stretches * every, count))
+    signals = np.zeros((stretches, stretches * every, count))
     for k in range(stretches):
-        found[k, k * every : (k + 1) * every] = wanted[k]
-    return found[:, :steps]
+        signals[k, k * every : (k + 1) * every] = wanted[k]
+    return signals[:, :steps]
 
 
 def _overlap(weighted: Array, signals: Array) -> float:
@@ -111,5 +111,5 @@ def _over_places(inverse: Array, read: Array, mu: float, every: int, rate: float
     with np.errstate(divide="ignore"):
         each = np.logaddexp(np.log1p(-rate), np.log(rate) + exponent)
     places = [each[place::every].sum(axis=0) for place in range(min(every, len(each)))]
-    found: Array = np.logaddexp.reduce(np.array(places), axis=0)
-    return found
+    ratio: Array = np.logaddexp.reduce(np.array(places), axis=0)
+    return ratio

@@ -74,8 +74,8 @@ def audit_rows(
             len(others),
         )
         checked = not broken and run == 0
-        found = attack(options, target, noise, run=run, self_check=checked)
-        return found.recording.sums[0].values.double(), found.engine
+        attacked = attack(options, target, noise, run=run, self_check=checked)
+        return attacked.recording.sums[0].values.double(), attacked.engine
 
     with misread() if broken else nullcontext():
         without, _ = release(False, 0.0, trials)

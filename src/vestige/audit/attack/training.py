@@ -87,7 +87,7 @@ def attack(
     )
     turning = method.geometry(torch.zeros(4)) is not None
     with Tape(engine, sums=False) as tape:
-        found = Attacked(engine, tape.seen)
+        attacked = Attacked(engine, tape.seen)
         while engine.released < steps:
             reference = _reference(engine) if turning else None
             for numbers, weights in loader:
@@ -101,15 +101,15 @@ def attack(
                 before = engine.released
                 optimizer.step(closure)  # type: ignore[arg-type]
                 if engine.released > before:  # not on the batches that only measure
-                    found.lots.append(numbers.numpy())
+                    attacked.lots.append(numbers.numpy())
                     if reference is not None:
-                        found.references.append(reference)
+                        attacked.references.append(reference)
                         reference = _reference(engine)
                     tell(engine.released)
                 if engine.released == steps:
                     break
     engine.detach()
-    return found
+    return attacked
 
 
 def _reference(engine: PrivacyEngine) -> Tensor:

@@ -124,7 +124,7 @@ def record(
 def compare(pair: Pair) -> list[Finding]:
     """Everything in which the two recordings differ more than they may."""
     first, second = pair.first, pair.second
-    found = [
+    findings = [
         *_public(first, second),
         *_moves(pair),
         *_counts(pair),
@@ -135,8 +135,8 @@ def compare(pair: Pair) -> list[Finding]:
         sentence = (
             "the record that was taken away never moved a query, so this replay shows nothing."
         )
-        found.append(Finding("nothing was tested", sentence, figure=0.0))
-    return found
+        findings.append(Finding("nothing was tested", sentence, figure=0.0))
+    return findings
 
 
 def public(recording: Recording) -> dict[str, list[Any]]:

@@ -38,7 +38,9 @@ class Folded(nn.Module):
     """A layer and a scale on rows that `fold` has folded, and a layer after `unfold`."""
 
     def __init__(
-        self, fold: Callable[[Tensor], Tensor], unfold: Callable[[Tensor, int], Tensor]
+        self,
+        fold: Callable[[Tensor], Tensor] = lambda x: x,
+        unfold: Callable[[Tensor, int], Tensor] = lambda x, rows: x,
     ) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
@@ -108,18 +110,10 @@ class Gated(Folded):
         return out if x.abs().mean() < 1 else -out
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-def _back(x: Tensor, rows: int) -> Tensor:
-    return x
-
-
 PLAIN = "rows alone"
 GATED = "a gate on the batch"
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    PLAIN: lambda: Folded(_same, _back),
+    PLAIN: Folded,
     "batch-major": lambda: Folded(
         lambda x: x.flatten(0, 1), lambda h, rows: h.unflatten(0, (rows, -1))
     ),
@@ -167,7 +161,7 @@ def made(name: str) -> nn.Module:
     """A built-in model with weights that are always the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        return MODELS[name]() if name in MODELS else Gated(_same, _back)
+        return MODELS[name]() if name in MODELS else Gated()
 
 
 def examine() -> Report:

@@ -148,11 +148,11 @@ def _clipped_sum(
     try:
         with Tape(engine, sums=False) as tape:
             for batch in loader:
-                found = losses(model, batch)
-                if found.ndim:
-                    engine.backward(found)
+                loss = losses(model, batch)
+                if loss.ndim:
+                    engine.backward(loss)
                 else:
-                    found.backward()
+                    loss.backward()
                 optimizer.step()
                 if tape.seen.looks:  # a lot may come in several physical batches
                     break
