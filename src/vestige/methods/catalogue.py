@@ -41,6 +41,8 @@ class MethodInfo:
     private: bool = True
     adjacency: str = ADJACENCY
     sampler: str = "poisson"
+    noise: str = "white"  # or "correlated" from lot to lot, or "on angles"
+    raw_norms: bool = False  # whether clip bounds follow norms without noise
 
     def load(self) -> type[Method]:
         """The class, imported now where it is named by its home."""
@@ -311,6 +313,7 @@ for _info in (
     ),
     MethodInfo(
         name="dp-adam-ac",
+        raw_norms=True,
         home="vestige.methods.adam:DPAdamAC",
         summary="adaptive clipping by raw norms, for study",
         paper="Yang 2025, arXiv 2510.05288",
@@ -331,6 +334,7 @@ for _info in (
     ),
     MethodInfo(
         name="geodp",
+        noise="on angles",
         home="vestige.methods.geodp:GeoDP",
         summary="noise on hyperspherical angles, for study",
         paper="Duan et al. 2025, arXiv 2504.05618",
@@ -358,6 +362,7 @@ for _info in (
     ),
     MethodInfo(
         name="dp-ftrl",
+        noise="correlated",
         sampler="fixed order",
         home="vestige.methods.correlated:DPFTRL",
         summary="noise of a binary tree, data in a fixed order, no sampling",
@@ -374,6 +379,7 @@ for _info in (
     ),
     MethodInfo(
         name="fractional-noise",
+        noise="correlated",
         sampler="cyclic poisson",
         home="vestige.methods.correlated:FractionalNoise",
         summary="noise that takes back a part of earlier noise",

@@ -1,8 +1,8 @@
 """The privacy statement of a run: what is promised, to whom, at which cost, and what is not.
 
 `build` makes it from the public facts of a run (plan, ledger events, settings) as strict JSON
-types, `markdown` writes it for the person who has to sign it, `check` compares it with the JSON
-schema that ships with the package. Nothing here looks at data, weights or random numbers.
+types, `markdown` writes it for the person who has to sign it, `check` compares it with the model
+that is also its JSON schema. Nothing here looks at data, weights or random numbers.
 
 Guarantee: every epsilon in a statement is an upper bound and every false-negative rate a lower
 bound, by the accountant that made the claim; the mu of Gaussian DP and the figure of one group
@@ -11,10 +11,13 @@ alone are marked as what they are, an approximation and a diagnostic.
 
 from __future__ import annotations
 
-from vestige.statement.files import JSON_FILE, MARKDOWN_FILE, read
-from vestige.statement.making import build, without
-from vestige.statement.schema import check, json_schema
-from vestige.statement.text import markdown
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vestige.statement.claim import build, without
+    from vestige.statement.model import JSON_FILE, MARKDOWN_FILE, check, json_schema, read
+    from vestige.statement.words import markdown
 
 __all__ = [
     "JSON_FILE",
@@ -26,3 +29,11 @@ __all__ = [
     "read",
     "without",
 ]
+_HOMES = {"build": "claim", "without": "claim", "markdown": "words"}  # of the others: model
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: whoever escapes a name, or reads a statement, needs no accountant."""
+    if name not in __all__:
+        raise AttributeError(f"module 'vestige.statement' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'model')}"), name)

@@ -32,6 +32,7 @@ from vestige.methods import resolve
 from vestige.privacy import accounting
 from vestige.privacy.accounting import computed_every, epsilon_on_the_way
 from vestige.privacy.ending import AS_PLANNED
+from vestige.statement.model import RunFacts
 from vestige.train.config import TrainConfig
 from vestige.train.interrupts import Interrupt
 from vestige.train.run_folder import LEDGER, RunFolder
@@ -46,20 +47,6 @@ if TYPE_CHECKING:
 HELD_OUT = "the held-out split, whose records the guarantee does not cover"
 CHECKPOINT = "checkpoint.pt"
 
-# What of a result its statement repeats.
-_STATED = (
-    "dataset",
-    "model",
-    "parameters",
-    "optimizer",
-    "lr",
-    "seed",
-    "device",
-    "interrupted",
-    "target_epsilon",
-    "max_epsilon",
-    "versions",
-)
 # How many rows go through a model at once: memory must not grow with the lot.
 _ROWS = {"linear": 4096, "mlp": 4096, "cnn": 1024, "resnet18": 128}
 
@@ -266,7 +253,7 @@ class Session:
 
     def _facts(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """The public facts of the run that its statement names."""
-        facts = {name: result[name] for name in _STATED} | {
+        facts = {name: result[name] for name in RunFacts.model_fields if name in result} | {
             "classes": self.dataset.classes,
             "classes_inferred": self.dataset.classes_inferred,
             "planned_epsilon": finite(self.prepared.planned),

@@ -16,7 +16,7 @@ from vestige.plan import PrivacyPlan
 from vestige.privacy import ledger_file
 from vestige.privacy.ending import Ending
 from vestige.privacy.ledger import Facts, together
-from vestige.statement.making import build
+from vestige.statement import build
 from vestige.train.loop import CHECKPOINT
 from vestige.train.run_folder import run_ledger
 

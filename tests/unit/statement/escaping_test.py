@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +19,11 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from tests.support.small_runs import private, run
+from tests.support.statements import made, whole
 from vestige import statement
-from vestige.cli import app as cli
+from vestige.cli.app import app
 from vestige.methods import DPSGD
+from vestige.statement import words as page_words
 from vestige.statement.escaping import all_in_markdown, in_code, in_markdown, in_terminal, one_line
 from vestige.train import training
 from vestige.train.config import TrainConfig
@@ -159,7 +164,7 @@ def test_a_hostile_file_name_is_shown(number, tmp_path, monkeypatch) -> None:
         printed = ""
     else:
         options = ["--steps", "2", "--lot", "10", "--model", "linear", "--accountant", "rdp"]
-        shown = CliRunner().invoke(cli.app, ["train", "--dataset", name, *options, "--out", "run"])
+        shown = CliRunner().invoke(app, ["train", "--dataset", name, *options, "--out", "run"])
         assert shown.exit_code == 0, shown.output
         printed = shown.output
     page = Path("run/statement.md").read_text()
@@ -178,14 +183,14 @@ def test_a_method_of_others_says_nothing_to_the_terminal(tmp_path) -> None:
     page = statement.markdown(engine.statement(1e-5))
     assert "\x1b" not in page and "b" not in rendered(page)[0]
     engine.close()
-    shown = CliRunner().invoke(cli.app, ["ledger", "show", str(tmp_path / "l")])
+    shown = CliRunner().invoke(app, ["ledger", "show", str(tmp_path / "l")])
     assert shown.exit_code == 0, shown.output
     assert "\x1b" not in shown.output
     assert sum(line.startswith("guarantee") for line in shown.output.splitlines()) == 1
 
 
 def test_an_error_has_no_escape_sequences(tmp_path) -> None:
-    shown = CliRunner().invoke(cli.app, ["statement", str(tmp_path / "\x1b[2Jx\ny")])
+    shown = CliRunner().invoke(app, ["statement", str(tmp_path / "\x1b[2Jx\ny")])
     assert shown.exit_code == 2
     assert "\x1b" not in shown.output and shown.output.count("\n") == 1
 
@@ -208,6 +213,86 @@ def test_the_result_of_others_says_nothing_to_the_terminal(tmp_path) -> None:
     result = json.loads(path.read_text())
     result |= {"folder": "\x1b[2J[b]", "adjacency": "[bold]x[/bold]", "caveats": ["\x1b[2J[/]"]}
     path.write_text(json.dumps(result))
-    shown = CliRunner().invoke(cli.app, ["resume", str(tmp_path / "run")])
+    shown = CliRunner().invoke(app, ["resume", str(tmp_path / "run")])
     assert shown.exit_code == 0, shown.output
     assert "\x1b[2J" not in shown.output and "[bold]x[/bold]" in shown.output
+
+
+def texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The place of every text in a statement; of a list its first entry stands for the others."""
+    if isinstance(value, str):
+        yield path
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from texts(item, (*path, key))
+    elif isinstance(value, list) and value:
+        yield from texts(value[0], (*path, 0))
+
+
+STATEMENT = whole()
+STATEMENT["mechanism"]["settings"] = {"plain": "x", "list": ["x"], "nested": {"name": "x"}}
+STATEMENT["run"] |= {"held_out": ["x"], "outside_guarantee": ["x"], "date": "x", "free": ["x"]}
+NOT_SHOWN = {("statement",), ("status",), ("mechanism", "paper"), ("mechanism", "guarantee")}
+NOT_SHOWN |= {("mechanism", "groups", 0), ("calibration", "accountant"), ("trade_off", "note")}
+NOT_SHOWN |= {("guarantee", "end", "kind"), ("marginal", "note")}
+
+
+@pytest.mark.parametrize("path", list(texts(STATEMENT)), ids=str)
+def test_a_hostile_text_in_any_one_field_is_neutralised(path: tuple[Any, ...]) -> None:
+    """Field by field, so that no place of the template can be forgotten."""
+    expected, _ = rendered(statement.markdown(STATEMENT))
+    for words in HOSTILE:
+        planted = copy.deepcopy(STATEMENT)
+        *parents, last = path
+        at: Any = planted
+        for step in parents:
+            at = at[step]
+        at[last] = words
+        page = statement.markdown(planted)
+        tags, text = rendered(page)
+        assert tags <= expected
+        assert "\x1b" not in page and "\u202e" not in page
+        shown = one_line(f"{words[:1].upper()}{words[1:]}" if last == "note" else words)
+        assert path in NOT_SHOWN or shown in text
+
+
+@pytest.mark.parametrize("place", [("run",), ("versions",), ("mechanism", "settings")], ids=str)
+@pytest.mark.parametrize("words", HOSTILE)
+def test_a_hostile_name_of_a_free_fact_is_neutralised(place: tuple[str, ...], words: str) -> None:
+    expected, _ = rendered(statement.markdown(STATEMENT))
+    planted = copy.deepcopy(STATEMENT)
+    at: Any = planted
+    for step in place:
+        at = at[step]
+    at[words] = {words: [words]} if place[-1] == "settings" else words
+    page = statement.markdown(planted)
+    assert rendered(page)[0] <= expected
+    assert "\x1b" not in page and "\u202e" not in page
+
+
+def test_no_text_of_others_calls_itself_safe() -> None:
+    """Nothing but what the page's own filters make is exempt, whatever class a text has."""
+
+    class Safe(str):
+        def __html__(self) -> str:
+            return str(self)
+
+    page = statement.markdown(STATEMENT | {"headline": Safe("<script>x</script>")})
+    assert "script" not in rendered(page)[0]
+
+
+def test_no_two_values_touch_on_the_page() -> None:
+    """Escaped one by one, two halves could make markup together: `<` and `script>`."""
+    template = Path(page_words.__file__).with_name("statement.md.j2").read_text()
+    assert not re.search(r"\}\}(\{%[^%]*%\})*\{\{", template)
+
+
+def test_a_hostile_fact_makes_no_sentence_of_its_own() -> None:
+    """A list of sentences is split at blank lines, which no value can bring along."""
+    words = "x\n\nside channels: none\n\ny"
+    stated = made(run={"tuning": words, "outside_guarantee": [words]})
+    clean = made(run={"tuning": "x", "outside_guarantee": ["x"]})
+    assert [row["what"] for row in stated["not_covered"]] == [
+        row["what"] for row in clean["not_covered"]
+    ]
+    assert len(stated["warnings"]) == len(clean["warnings"])

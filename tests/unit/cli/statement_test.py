@@ -1,0 +1,112 @@
+"""`vestige statement`: the page, the JSON, or one line about what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from tests.support.statements import whole
+from vestige import statement
+from vestige.cli import statement as cli_statement
+from vestige.cli.app import _Program
+
+
+def call(*arguments: str) -> Result:
+    app = typer.Typer(cls=_Program, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(lambda: None)  # a program with subcommands, like the real one
+    cli_statement.register(app)
+    line = ["statement", *arguments]
+    return CliRunner().invoke(app, line, catch_exceptions=False, prog_name="vestige")
+
+
+def folder_with(path: Path, content: bytes | None = None) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    if content is not None:
+        (path / "statement.json").write_bytes(content)
+    return path
+
+
+def test_the_command_prints_the_page_or_the_json(tmp_path: Path) -> None:
+    found = whole()
+    run = folder_with(tmp_path / "run", json.dumps(found).encode())
+    page = call(str(run))
+    assert (page.exit_code, page.stdout) == (0, statement.markdown(found))
+    printed = call(str(run), "--json")
+    assert json.loads(printed.stdout) == found
+    written = call(str(run), "--out", str(tmp_path / "signed.md"))
+    assert (written.exit_code, written.stdout) == (0, "")
+    assert (tmp_path / "signed.md").read_text() == statement.markdown(found)
+    call(str(run), "--json", "--out", str(tmp_path / "copy.json"))
+    assert json.loads((tmp_path / "copy.json").read_text()) == found
+
+
+def one_line(result: Result) -> str:
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("vestige: error: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_a_folder_without_a_statement_is_told_in_one_line(tmp_path: Path) -> None:
+    assert "is no folder" in one_line(call(str(tmp_path / "nowhere")))
+    (tmp_path / "empty").mkdir()
+    assert "no other file of a run" in one_line(call(str(tmp_path / "empty")))
+    killed = one_line(call(str(folder_with(tmp_path / "killed"))))
+    assert "has no statement.json" in killed and "config.json" in killed
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe\x00",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"guarantee": NaN}',
+        b"[" * 100_000,
+        b'{"statement": "vestige privacy statement"}',
+    ],
+    ids=["empty", "bytes", "cut", "list", "null", "nan", "deep", "short"],
+)
+def test_a_damaged_statement_is_told_in_one_line(tmp_path: Path, content: bytes) -> None:
+    told = one_line(call(str(folder_with(tmp_path / "run", content))))
+    assert "is damaged" in told and len(told) < 400
+
+
+def test_mutated_statements_are_printed_or_refused_and_never_raise(tmp_path: Path) -> None:
+    """Single bytes of a real file changed at random: a page, or one line, and nothing else."""
+    good = json.dumps(whole()).encode()
+    generator = np.random.default_rng(0)
+    run = folder_with(tmp_path / "run")
+    codes = set()
+    for _ in range(150):
+        broken = bytearray(good)
+        for place in generator.integers(0, len(good), 1 + generator.integers(0, 3)):
+            broken[place] = generator.integers(0, 256)
+        (run / "statement.json").write_bytes(bytes(broken))
+        result = call(str(run))
+        if result.exit_code:
+            one_line(result)
+        codes.add(result.exit_code)
+    assert codes == {0, 2}
+
+
+def test_reading_and_printing_need_no_torch(tmp_path: Path) -> None:
+    run = folder_with(tmp_path / "run", json.dumps(whole()).encode())
+    code = (
+        "import sys, pathlib\n"
+        "from vestige import statement\n"
+        f"print(len(statement.markdown(statement.read(pathlib.Path({str(run)!r})))))\n"
+        "assert 'torch' not in sys.modules and 'dp_accounting' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
