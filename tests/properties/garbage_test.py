@@ -31,8 +31,8 @@ from tests.properties.replay_test import PRIVATE, SMALL, VARIANTS, both, small_s
 from tests.support.program import plain, run
 from tests.support.zoo import Odd, Tied
 from vestige import ConfigError, PrivacyEngine, PrivacyError, UnsupportedModel, VestigeError
-from vestige.audit.recording import neighbour, records
-from vestige.audit.replay import compare
+from vestige.audit.verify.replay import compare
+from vestige.audit.verify.runs import neighbour, records
 from vestige.gradients.clipping import Auto
 from vestige.release.door import Door
 from vestige.train.config import TrainConfig

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.mutants import MUTANTS
-from vestige.audit import lots_check, noise_check
-from vestige.audit.observation import observe
 from vestige.audit.verify import CHECKS, verify
-from vestige.methods import DPSGD, METHODS, Kalman, resolve
+from vestige.methods import resolve
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 # Those that must be there, whatever else is.
@@ -76,44 +74,6 @@ def test_the_table_in_the_docs_is_this_list():
     assert f"{len(MUTANTS)} of {len(MUTANTS)} caught" in page
 
 
-@pytest.mark.parametrize("name", [name for name, m in METHODS.items() if m.private])
-def test_noise_and_lots_of_every_private_method_are_as_charged(name):
-    seen = noise_check.observations(resolve(name), steps=20, seed=2)
-    assert [str(finding) for finding in noise_check.examine(seen).findings] == []
-    assert [str(finding) for finding in lots_check.examine(seen[0]).findings] == []
-
-
-def test_methods_without_a_guarantee_have_no_charge_to_measure_against():
-    for name in (name for name, m in METHODS.items() if not m.private):
-        seen = noise_check.observations(resolve(name), steps=4, seed=2)
-        report = noise_check.examine(seen)
-        assert report.passed and "no guarantee" in report.not_applicable
-
-
-def test_noise_by_group_is_measured_where_there_are_groups():
-    both = noise_check.observations(Kalman(), steps=6, seed=2)
-    assert [one.setting.groups for one in both] == [0, 3]
-    stds = both[1].whole.looks[0].stds
-    assert len(set(stds)) == 3  # each group has its own
-    assert len(noise_check.observations(DPSGD(), steps=6, seed=2)) == 1
-
-
-def test_an_observation_repeats_with_its_seed_and_not_without():
-    first, second, other = (observe(DPSGD(), steps=4, seed=s).whole.looks for s in (3, 3, None))
-    assert first[3].values.equal(second[3].values)
-    assert not first[3].values.equal(other[3].values)
-
-
-def test_the_resumed_run_shares_its_past_and_nothing_else():
-    seen = observe(DPSGD(), steps=8, seed=3)
-    assert len(seen.whole.looks) == 8 and len(seen.resumed.looks) == 4
-    later = [look for look in seen.whole.looks if look.step >= 4]
-    for ours, theirs in zip(later, seen.resumed.looks, strict=True):
-        assert (ours.step, ours.lot) == (theirs.step, theirs.lot)
-        assert not ours.noise.equal(theirs.noise)
-    assert seen.forgotten == 0
-
-
 @pytest.mark.slow
 @pytest.mark.audit
 def test_all_are_caught_at_full_length():
@@ -128,15 +88,3 @@ def test_all_are_caught_at_full_length():
     print("\n".join(lines))
     print(f"{len(MUTANTS) - len(missed)} of {len(MUTANTS)} caught")
     assert missed == []
-
-
-@pytest.mark.slow
-def test_false_alarms_come_at_most_at_their_declared_rate():
-    """At a rate of 0.2, of 120 right runs more than 44 alarms have a chance below 1e-4."""
-    alarms = {"noise": 0, "lots": 0}
-    for seed in range(120):
-        seen = observe(DPSGD(), steps=40, seed=seed)
-        alarms["noise"] += not noise_check.examine([seen], false_alarm=0.2).passed
-        alarms["lots"] += not lots_check.examine(seen, false_alarm=0.2).passed
-    assert max(alarms.values()) <= 44
-    assert alarms["noise"] >= 5  # and the test is not asleep: fewer have a chance below 1e-4

@@ -16,14 +16,13 @@ import torch
 from torch.utils.data import TensorDataset
 
 from tests.support.mutants import history_of_raw_sums
-from vestige import ConfigError
-from vestige.audit.recording import LOUD, Setting, Tape, neighbour, records, small_run
-from vestige.audit.replay import SPARSE, Pair, compare, examine, record, replay, same
+from vestige.audit.tape import Tape
+from vestige.audit.verify.replay import SPARSE, Pair, compare, examine, record, replay, same
+from vestige.audit.verify.runs import Setting, neighbour, records, small_run
 from vestige.geometry import to_hyperspherical
 from vestige.geometry.published import angle_scale
 from vestige.gradients.clipping import Quantile
 from vestige.methods import (
-    DPFTRL,
     DPSAM,
     DPSGD,
     METHODS,
@@ -34,7 +33,6 @@ from vestige.methods import (
     Kalman,
     resolve,
 )
-from vestige.plan import ADJACENCY
 
 SIZE, STEPS, LOT = 30, 24, 6
 BETA, CLIP = 0.7, 0.5
@@ -188,58 +186,3 @@ def adversarial():
     silent = torch.zeros(SIZE, dtype=torch.float64)
     whole = TensorDataset(x, y, silent, torch.arange(SIZE))
     return whole, neighbour(whole, GeoDP())
-
-
-def test_the_neighbour_is_the_one_that_the_adjacency_says():
-    data = records(SMALL)
-    x, y, silent, _ = data.tensors
-    assert len(data) == SIZE and float(x[-1].norm()) > LOUD  # about sqrt(6) times as much
-    fewer = neighbour(data, DPSGD())
-    assert len(fewer) == SIZE - 1 and torch.equal(fewer.tensors[0], x[:-1])
-    zeroed = neighbour(data, DPFTRL())
-    assert torch.equal(zeroed.tensors[0], x) and torch.equal(zeroed.tensors[1], y)
-    assert zeroed.tensors[2].nonzero().tolist() == [[SIZE - 1]] and not silent.any()
-
-    class Strange(DPSGD):
-        adjacency = "swap two records"
-
-    assert DPSGD.adjacency == ADJACENCY
-    with pytest.raises(ConfigError, match="swap two records"):
-        replay(Strange())
-
-
-def test_the_tape_leaves_nothing_behind():
-    run = small_run(DPSGD(), records(SMALL), SMALL, noise_seed=1)
-    door = run.engine._run.door
-    before = dict(door.__dict__), dict(door.randomness.__dict__)
-    with Tape(run.engine) as tape:
-        assert "release" in door.__dict__
-        run.go(tape, 2)
-    assert door.__dict__.keys() - before[0].keys() == set()
-    assert door.randomness.__dict__.keys() == before[1].keys()
-    assert len(tape.seen.looks) == 2
-    run.go(tape, 1)
-    assert len(tape.seen.looks) == 2  # not recorded any more
-
-
-def test_a_run_that_stops_on_the_neighbour_alone_is_a_finding(monkeypatch):
-    from vestige.engine.run import Run
-
-    original = Run._release
-
-    def short(self):
-        original(self)
-        if self.lots.size < self.plan.dataset_size:
-            raise RuntimeError("there is a record less")
-
-    monkeypatch.setattr(Run, "_release", short)
-    (finding,) = replay("dp-sgd")
-    assert finding.what == "error on one side" and "there is a record less" in str(finding)
-
-
-def test_same_is_bit_for_bit():
-    one = torch.tensor([1.0, math.nan])
-    assert same(one, one.clone()) and not same(one, torch.tensor([1.0, 2.0]))
-    assert not same(torch.zeros(2), torch.zeros(3)) and not same(None, torch.zeros(1))
-    assert same({"a": [1, math.nan, None]}, {"a": [1, math.nan, None]})
-    assert not same({"a": 1}, {"b": 1}) and not same([1.0], [1.0, 2.0]) and not same(1, 1.0)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vestige.audit.rows_attack import batch_major
+from vestige.audit.attack.rows import batch_major
 from vestige.audit.verify import CHECKS
 from vestige.engine import state as saving
 from vestige.engine.run import Run
@@ -25,8 +25,7 @@ from vestige.gradients.following import FAMILIES
 from vestige.gradients.rows import Rows
 from vestige.memory.history import History
 from vestige.memory.recall import Recollection
-from vestige.methods import DPFTRL, DPIS, FO, FractionalNoise, Method
-from vestige.privacy import factorisation
+from vestige.methods import DPFTRL, DPIS, FO, FractionalNoise, Method, correlated
 from vestige.privacy import noise_scales as noise
 from vestige.privacy.ledger import Ledger
 from vestige.release.door import Branch, Door, Release
@@ -261,7 +260,7 @@ def counts_not_charged(patch):
 @mutant("a tree charged as if every record came once", {"noise": "charge"}, DPFTRL())
 def tree_charged_once(patch):
     patch.setattr(
-        factorisation, "tree_sensitivity", lambda steps, period: (steps - 1).bit_length() + 1
+        correlated, "tree_sensitivity", lambda steps, period: (steps - 1).bit_length() + 1
     )
 
 
@@ -435,9 +434,9 @@ def release_by_branch(patch):
         proofs.append(_certificate)
         init(self, values, step, _certificate=_certificate)
 
-    def forged(self, clipped, *rest, **options):
-        out = release(self, clipped, *rest, **options)
-        if not proofs:
+    def forged(self, clipped, sample_rate, branch=None, gain=1.0, lot=None):
+        out = release(self, clipped, sample_rate, branch, gain, lot)
+        if branch is None:
             return out
         raw = clipped._values
         return Release(raw, out.step, self, out.stds, out.counts, _certificate=proofs[-1])
@@ -517,7 +516,7 @@ def fixed_size(patch):
     FractionalNoise(order=0.5, bands=4),
 )
 def not_cyclic(patch):
-    patch.setattr(FractionalNoise, "drawing", lambda self, around: None)
+    patch.setattr(FractionalNoise, "lots", lambda self, context: None)
 
 
 # -- the rows -------------------------------------------------------------------------------

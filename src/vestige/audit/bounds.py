@@ -1,6 +1,6 @@
 """From the error rates of an attack to lower bounds on epsilon, with a stated confidence.
 
-Two bounds, each at confidence 1 - alpha on its own:
+Three bounds, each at confidence 1 - alpha on its own:
 
     membership   (epsilon, delta)-DP makes TPR <= e^epsilon FPR + delta for every test, and
                  TNR <= e^epsilon FNR + delta. So epsilon >= log((TPR - delta) / FPR), with the
@@ -10,9 +10,15 @@ Two bounds, each at confidence 1 - alpha on its own:
                  of FPR and FNR at alpha/2 each this is a lower end of mu, so sigma <= 1/mu: the
                  largest multiplier that the observed error rates still allow. The epsilon of the
                  whole run at that multiplier is the bound (`family_events`).
+    one run      m canaries are in the data with probability 1/2 each, by independent coins. From
+                 what was released the auditor guesses r of the coins and abstains on the others.
+                 Under (epsilon, delta)-DP, with W ~ Binomial(r, e^epsilon / (1 + e^epsilon)),
+                     P[v or more correct] <= P[W >= v] + 2 m delta max_i P[v > W >= v - i] / i
+                 over 0 < i <= v, which grows with epsilon: every epsilon at which it is at most
+                 alpha is refuted. r must not depend on the coins; the guesses may on each other.
 
-The threshold, and for membership the direction of the test, are chosen on one half of the trials
-and judged on the other, so nothing is paid for the choice.
+The threshold of the first two, and for membership the direction of the test, are chosen on one half
+of the trials and judged on the other, so nothing is paid for the choice.
 
 Why heterogeneous trials do no harm: the rates of the counts may differ from trial to trial (records
 of a fixed order come at better and worse places). If every trial's error probability is at least
@@ -21,9 +27,10 @@ with probability alpha/2 at most; p is the smallest error rate that the claim al
 
 Papers: Clopper and Pearson 1934; Kairouz, Oh, Viswanath 2015, arXiv 1311.0776 (error rates and
 DP); Dong, Roth, Su 2022, arXiv 1905.02383 (the trade-off curve of a Gaussian); Nasr et al. 2023,
-arXiv 2302.07956 (auditing through the family).
-Guarantee: for independent trials each bound exceeds the true epsilon with probability at most
-alpha. The family bound also assumes the family.
+arXiv 2302.07956 (auditing through the family); Steinke, Nasr, Jagielski 2023, arXiv 2305.08846
+(one run: Theorem 5.2 and Appendix D).
+Guarantee: each bound exceeds the true epsilon with probability at most alpha; the first two for
+independent trials, the family bound if the mechanism belongs to the family.
 """
 
 from __future__ import annotations
@@ -35,6 +42,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtr, ndtri
+from scipy.stats import beta, binom
 
 from vestige.errors import ConfigError
 from vestige.privacy.accounting import Charge
@@ -46,12 +55,11 @@ Labels = npt.NDArray[np.bool_]
 _CANDIDATES = 100  # thresholds that are tried on the first half
 # They are compared at a tenth of alpha: the best of many bounds is often a lucky one in the tails.
 _CAUTION = 0.1
+_LARGEST = 60.0  # an epsilon beyond which no number of guesses could tell
 
 
 def clopper_pearson(errors: Any, trials: Any, alpha: float) -> tuple[Any, Any]:
     """The lower and upper ends of a rate: each is wrong with probability at most `alpha`."""
-    from scipy.stats import beta
-
     k, n = np.asarray(errors, dtype=float), np.asarray(trials, dtype=float)
     with np.errstate(all="ignore"):
         lower = np.where(k > 0, beta.ppf(alpha, k, n - k + 1), 0.0)
@@ -100,9 +108,9 @@ def membership_epsilon(
             return np.where(hit > 0, np.log(np.maximum(hit, 1e-300) / alarm), -np.inf)
 
     thresholds, counts = _first_half(scores, labels, split)
-    found = [np.asarray(bound(counts, says_in, _CAUTION * alpha)) for says_in in (True, False)]
-    says_in = bool(found[0].max() >= found[1].max())
-    chosen = thresholds[int(found[0 if says_in else 1].argmax())]
+    bounds = [np.asarray(bound(counts, says_in, _CAUTION * alpha)) for says_in in (True, False)]
+    says_in = bool(bounds[0].max() >= bounds[1].max())
+    chosen = thresholds[int(bounds[0 if says_in else 1].argmax())]
     judged = _count(scores[~split.choosing], labels[~split.choosing], np.array([chosen]))
     value = float(bound(judged, says_in, alpha)[0])
     above_in, above_out = int(judged.above_in[0]), int(judged.above_out[0])
@@ -124,8 +132,6 @@ def shift_lower(scores: Scores, labels: Labels, split: Split, confidence: float)
     threshold is the one that would be best for two normals with the first half's means and spread,
     which is steadier than the best of its counts.
     """
-    from scipy.special import ndtr
-
     alpha = (1 - confidence) / 2
     first, kinds = scores[split.choosing], labels[split.choosing]
     ins, outs = first[kinds], first[~kinds]
@@ -146,8 +152,6 @@ def shift_lower(scores: Scores, labels: Labels, split: Split, confidence: float)
 
 def shift_of(false_positives: Any, false_negatives: Any) -> Any:
     """mu of the Gaussian trade-off curve through a pair of error rates."""
-    from scipy.special import ndtri
-
     return -ndtri(false_positives) - ndtri(false_negatives)
 
 
@@ -213,3 +217,35 @@ def _shift(counts: _Counts, alpha: float) -> Any:
     alarms = clopper_pearson(counts.above_out, counts.outs, alpha)[1]
     misses = clopper_pearson(counts.ins - counts.above_in, counts.ins, alpha)[1]
     return np.where((alarms < 1) & (misses < 1), shift_of(alarms, misses), -np.inf)
+
+
+def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """The most likely that so many correct guesses can be under (epsilon, delta)-DP."""
+    if not 0 <= correct <= guesses <= canaries:
+        raise ConfigError(
+            f"{correct} correct of {guesses} guesses about {canaries} canaries is impossible."
+        )
+    chance = 1 / (1 + math.exp(-epsilon))
+    tail = float(binom.sf(correct - 1, guesses, chance))
+    if delta == 0 or correct == 0:
+        return min(1.0, tail)
+    below = binom.cdf(correct - 1, guesses, chance)
+    width = np.arange(1, correct + 1)
+    slope = float(((below - binom.cdf(correct - 1 - width, guesses, chance)) / width).max())
+    return min(1.0, tail + 2 * canaries * delta * slope)
+
+
+def one_run_epsilon(
+    canaries: int, guesses: int, correct: int, delta: float, confidence: float
+) -> float:
+    """The largest epsilon that is refuted at this confidence; 0 if none is."""
+    level, low, high = 1 - confidence, 0.0, _LARGEST
+    if p_value(canaries, guesses, correct, low, delta) > level:
+        return 0.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        if p_value(canaries, guesses, correct, middle, delta) <= level:
+            low = middle
+        else:
+            high = middle
+    return low

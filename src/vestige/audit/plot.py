@@ -12,116 +12,91 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
+from scipy.special import ndtr, ndtri
 
 from vestige.audit.bounds import clopper_pearson
 from vestige.audit.palette import GRID, INK, MUTED, SERIES, SHADE
 from vestige.audit.plot_files import write_plot
-from vestige.audit.result import AuditResult, Evidence
+from vestige.audit.result import Array, AuditResult, Flags
 from vestige.checks import round_down, round_up
 from vestige.privacy.ledger import Event
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Array = npt.NDArray[np.float64]
-
 _BLUE, _VERMILLION, _GREEN = SERIES[:3]
+_X = np.linspace(0, 1, 500)
+_CLAIMED: Any = {"color": _VERMILLION, "ls": "--", "lw": 1.6}
+_ALLOWED: Any = {"color": _GREEN, "ls": "-.", "lw": 1.6}
 
 
 def write(result: AuditResult, path: Path) -> None:
     """Draw the audit into a PNG, PDF or SVG file."""
     from matplotlib.figure import Figure
 
-    found = result.evidence
-    assert found is not None
-    panels = 1 if found.family_scores is None else 2
+    panels = 1 if result.evidence.family_scores is None else 2
     figure = Figure(figsize=(5.2 * panels, 4.9), layout="constrained")
     axes = figure.subplots(1, panels, squeeze=False)[0]
-    _whole_run(axes[0], result, found)
+    _whole_run(axes[0], result)
     if panels == 2:
-        _one_step(axes[1], result, found)
-    claim, word = result.epsilon_claimed, "claimed"
-    if claim is None:
-        claim, word = result.epsilon_published, "published"
+        _one_step(axes[1], result)
+    claim = round_up(result.limit, none="infinite")
+    family = result.epsilon_lower_family
+    bounds = f"at least {round_down(result.epsilon_lower)}"
+    if family is not None:
+        bounds += f" (free) and {round_down(family)} (family)"
+    gap = "\n" if panels == 1 else " "
     figure.suptitle(
-        f"{result.method}, {result.mode}: epsilon {word} {round_up(claim, none='infinite')},"
-        f"{_break(panels)}"
-        f"at least {round_down(result.epsilon_lower)}"
-        + (
-            f" (free) and {round_down(result.epsilon_lower_family)} (family)"
-            if result.epsilon_lower_family is not None
-            else ""
-        )
-        + f" at {result.level} confidence",
+        f"{result.method}, {result.mode}: epsilon {_word(result)} {claim},{gap}{bounds} at "
+        f"{result.level} confidence",
         fontsize=11,
         color=INK,
     )
     write_plot(figure, path)
 
 
-def _break(panels: int) -> str:
-    return "\n" if panels == 1 else " "
+def _word(result: AuditResult) -> str:
+    return "published" if result.epsilon_claimed is None else "claimed"
 
 
-def _whole_run(axes: Axes, result: AuditResult, found: Evidence) -> None:
+def _whole_run(axes: Axes, result: AuditResult) -> None:
     _frame(axes, "Whole run: is the canary in the data?")
-    x = np.linspace(0, 1, 500)
-    claim = result.epsilon_claimed
-    word = "claimed"
-    if claim is None:
-        claim, word = result.epsilon_published, "published"
+    evidence, claim = result.evidence, result.limit
     if claim is not None:
-        y = dp_curve(x, claim, result.delta)
-        axes.fill_between(x, 0, y, color=SHADE, hatch="//", edgecolor=GRID, lw=0, zorder=0)
-        label = f"{word} ({round_up(claim)}, {result.delta:g})-DP: nothing below"
-        axes.plot(x, y, color=INK, lw=1.6, label=label)
-    if found.claimed_events and claim is not None:
-        curve = run_curve(x, found.claimed_events, claim)
-        axes.plot(x, curve, color=_VERMILLION, ls="--", lw=1.6, label="the claimed run, all deltas")
-    if found.family_events and result.epsilon_lower_family:
-        curve = run_curve(x, found.family_events, result.epsilon_lower_family)
-        axes.plot(x, curve, color=_GREEN, ls="-.", lw=1.6, label="most noise the family allows")
-    used = ~found.choosing
-    _empirical(axes, found.scores[used], found.member[used], result)
-    cut = found.cut
-    hit, alarm = cut.hits / cut.hit_trials, cut.false_alarms / cut.alarm_trials
-    point = (alarm, 1 - hit) if cut.says_in else (1 - hit, alarm)
+        y = dp_curve(_X, claim, result.delta)
+        axes.fill_between(_X, 0, y, color=SHADE, hatch="//", edgecolor=GRID, lw=0, zorder=0)
+        label = f"{_word(result)} ({round_up(claim)}, {result.delta:g})-DP: nothing below"
+        axes.plot(_X, y, color=INK, lw=1.6, label=label)
+    if evidence.claimed_events and claim is not None:
+        curve = run_curve(_X, evidence.claimed_events, claim)
+        axes.plot(_X, curve, label="the claimed run, all deltas", **_CLAIMED)
+    if evidence.family_events and result.epsilon_lower_family:
+        curve = run_curve(_X, evidence.family_events, result.epsilon_lower_family)
+        axes.plot(_X, curve, label="most noise the family allows", **_ALLOWED)
+    used, cut = ~evidence.choosing, evidence.cut
+    _empirical(axes, evidence.scores[used], evidence.member[used], result)
+    missed, alarm = 1 - cut.hits / cut.hit_trials, cut.false_alarms / cut.alarm_trials
+    point = (alarm, missed) if cut.says_in else (missed, alarm)
     mark: Any = {"marker": "D", "ms": 7, "color": _BLUE, "mec": "white", "ls": "none"}
     axes.plot(*point, **mark, clip_on=False, zorder=5, label="chosen test")
     axes.legend(fontsize=8, loc="upper right", framealpha=0.95)
 
 
-def _one_step(axes: Axes, result: AuditResult, found: Evidence) -> None:
-    from scipy.special import ndtr, ndtri
-
-    assert found.family_scores is not None
-    assert found.family_inside is not None and found.family_choosing is not None
+def _one_step(axes: Axes, result: AuditResult) -> None:
+    evidence = result.evidence
+    assert evidence.family_scores is not None
+    assert evidence.family_inside is not None and evidence.family_choosing is not None
     _frame(axes, "One release: was the canary in the lot?")
-    x = np.linspace(0, 1, 500)
-    planned = result.noise_multiplier_attacked
-    with np.errstate(all="ignore"):
-        if planned:
-            axes.plot(
-                x,
-                ndtr(ndtri(1 - x) - 1 / planned),
-                color=_VERMILLION,
-                ls="--",
-                lw=1.6,
-                label=f"claimed multiplier {planned:.3f}",
-            )
-        allowed = result.noise_multiplier_upper
-        if allowed:
-            axes.plot(
-                x,
-                ndtr(ndtri(1 - x) - 1 / allowed),
-                color=_GREEN,
-                ls="-.",
-                lw=1.6,
-                label=f"most noise allowed: {allowed:.3f}",
-            )
-    used = ~found.family_choosing
-    _empirical(axes, found.family_scores[used], found.family_inside[used], result)
+    for multiplier, words, style in (
+        (result.noise_multiplier_attacked, "claimed multiplier", _CLAIMED),
+        (result.noise_multiplier_upper, "most noise allowed:", _ALLOWED),
+    ):
+        if multiplier:
+            with np.errstate(all="ignore"):
+                curve = ndtr(ndtri(1 - _X) - 1 / multiplier)
+            axes.plot(_X, curve, label=f"{words} {multiplier:.3f}", **style)
+    used = ~evidence.family_choosing
+    _empirical(axes, evidence.family_scores[used], evidence.family_inside[used], result)
     axes.legend(fontsize=8, loc="upper right", framealpha=0.95)
 
 
@@ -139,7 +114,7 @@ def _frame(axes: Axes, title: str) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _empirical(axes: Axes, scores: Array, inside: Any, result: AuditResult) -> None:
+def _empirical(axes: Axes, scores: Array, inside: Flags, result: AuditResult) -> None:
     """The attack's error rates with the pointwise Clopper-Pearson region."""
     low, high = np.sort(scores[~inside]), np.sort(scores[inside])
     ranks = np.linspace(0, 1, 120)
@@ -175,5 +150,5 @@ def run_curve(x: Array, events: tuple[Event, ...], epsilon: float) -> Array:
         )
         accountant.compose(dp_accounting.SelfComposedDpEvent(one, event.count))
     pairs = ((e, accountant.get_delta(e)) for e in np.linspace(0, 1.5 * epsilon + 0.1, 60))
-    found: Array = np.max([dp_curve(x, float(e), float(d)) for e, d in pairs], axis=0)
-    return found
+    envelope: Array = np.max([dp_curve(x, float(e), float(d)) for e, d in pairs], axis=0)
+    return envelope

@@ -1,16 +1,25 @@
-"""What an audit found."""
+"""What an audit found, and the one way from the scores of an attack to it."""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vestige.audit.bounds import Cut
+from vestige.audit.bounds import Cut, Split, family_events, membership_epsilon, shift_lower
+from vestige.audit.options import AuditOptions
 from vestige.checks import as_json, finite
+from vestige.engine.privacy_engine import PrivacyEngine
+from vestige.privacy.accounting import Charge, epsilon
 from vestige.privacy.ledger import Event
+
+Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -21,18 +30,18 @@ class Evidence:
     are what the engine charged, and the run with as much noise as the family's trials allow.
     """
 
-    scores: npt.NDArray[np.float64]
-    member: npt.NDArray[np.bool_]
-    choosing: npt.NDArray[np.bool_]
+    scores: Array
+    member: Flags
+    choosing: Flags
     cut: Cut
-    family_scores: npt.NDArray[np.float64] | None = None
-    family_inside: npt.NDArray[np.bool_] | None = None
-    family_choosing: npt.NDArray[np.bool_] | None = None
+    family_scores: Array | None = None
+    family_inside: Flags | None = None
+    family_choosing: Flags | None = None
     claimed_events: tuple[Event, ...] = ()
     family_events: tuple[Event, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AuditResult:
     """Two empirical lower bounds on epsilon beside the claimed upper bound.
 
@@ -45,31 +54,34 @@ class AuditResult:
     method: str
     mode: str
     epsilon_lower: float
-    epsilon_lower_family: float | None
+    epsilon_lower_family: float | None = None
     epsilon_claimed: float | None
-    epsilon_published: float | None
+    epsilon_published: float | None = None
     confidence: float
     delta: float
     trials: int
-    family_trials: int
+    family_trials: int = 0
     steps: int
     sample_rate: float
     noise_multiplier: float
-    noise_multiplier_attacked: float | None
-    noise_multiplier_upper: float | None
+    noise_multiplier_attacked: float | None = None
+    noise_multiplier_upper: float | None = None
     clipping: str
     seeded: bool
     seconds: float
     notes: tuple[str, ...] = ()
-    evidence: Evidence | None = field(default=None, repr=False, compare=False)
+    evidence: Evidence = field(repr=False, compare=False)
+
+    @property
+    def limit(self) -> float | None:
+        """The claim to hold the bounds against: the engine's, or else the published one."""
+        return self.epsilon_published if self.epsilon_claimed is None else self.epsilon_claimed
 
     @property
     def violated(self) -> bool:
-        """Whether a bound exceeds the claim: the engine's, or else the published one."""
-        claim = self.epsilon_claimed
-        claim = self.epsilon_published if claim is None else claim
+        """Whether a bound exceeds the claim."""
         largest = max(self.epsilon_lower, self.epsilon_lower_family or 0.0)
-        return claim is not None and largest > claim
+        return self.limit is not None and largest > self.limit
 
     @property
     def level(self) -> str:
@@ -78,11 +90,82 @@ class AuditResult:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON types; infinity is None."""
-        found: dict[str, Any] = {}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.name == "evidence":
-                continue
-            found[one.name] = as_json(finite(value) if isinstance(value, float) else value)
-        found["violated"] = self.violated
-        return found
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        del values["evidence"]
+        for name, value in values.items():
+            values[name] = as_json(finite(value) if isinstance(value, float) else value)
+        return values | {"violated": self.violated}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Trials of one release each: was the canary in it?
+
+    `canary` is the number of the canary that a trial is about, `attacked` the planned multiplier of
+    the events that the trials are about, `charges` what the whole run is charged.
+    """
+
+    scores: Array
+    inside: Flags
+    canary: npt.NDArray[np.int64]
+    attacked: float
+    charges: Mapping[Charge, int]
+
+
+def result_of(
+    options: AuditOptions,
+    engine: PrivacyEngine,
+    begun: float,
+    evidence: Evidence,
+    **figures: Any,
+) -> AuditResult:
+    """What was found beside what the options and the engine say; `figures` may say otherwise."""
+    claimed, rate = engine.get_epsilon(options.delta), engine.plan.sample_rate
+    known = {
+        "method": options.chosen.name,
+        "mode": options.mode,
+        "epsilon_claimed": finite(claimed),
+        "confidence": options.confidence,
+        "delta": options.delta,
+        "trials": len(evidence.member),
+        "steps": options.length,
+        "sample_rate": rate[0] if isinstance(rate, tuple) else rate,
+        "clipping": engine.plan.clipping,
+        "seeded": options.seed is not None,
+        "seconds": time.perf_counter() - begun,
+        "evidence": evidence,
+    }
+    return AuditResult(**known | figures)
+
+
+def judge(
+    options: AuditOptions,
+    engine: PrivacyEngine,
+    begun: float,
+    scores: Array,
+    member: Flags,
+    family: Family | None = None,
+    **figures: Any,
+) -> AuditResult:
+    """The bounds from one membership trial for each canary, and from the family's trials."""
+    count, confidence = len(member), options.confidence
+    whole = Split.by_canary(np.arange(count), count)
+    lower, cut = membership_epsilon(scores, member, whole, options.delta, confidence)
+    evidence = Evidence(scores, member, whole.choosing, cut)
+    figures |= {"epsilon_lower": lower}
+    if family is not None:
+        each = Split.by_canary(family.canary, count)
+        shift = shift_lower(family.scores, family.inside, each, confidence)
+        allowed = 1 / shift if shift else math.inf
+        noise, attacked = figures["noise_multiplier"], family.attacked
+        events = family_events(family.charges, noise, attacked, allowed)
+        trials = family.scores, family.inside, each.choosing
+        claimed = engine.ledger.merged()
+        evidence = Evidence(scores, member, whole.choosing, cut, *trials, claimed, events)
+        figures |= {
+            "epsilon_lower_family": epsilon(events, options.delta),
+            "family_trials": len(family.scores),
+            "noise_multiplier_attacked": attacked,
+            "noise_multiplier_upper": finite(allowed),
+        }
+    return result_of(options, engine, begun, evidence, **figures)

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vestige.audit.canary import audit
-from vestige.audit.one_run import audit_one_run
+from vestige.audit.attack.canary import audit
+from vestige.audit.attack.one_run import audit_one_run
+from vestige.audit.attack.rows import TRIALS as ROWS_TRIALS
+from vestige.audit.attack.rows import audit_rows
 from vestige.audit.plot import write
 from vestige.audit.result import AuditResult
-from vestige.audit.rows_attack import TRIALS as ROWS_TRIALS
-from vestige.audit.rows_attack import audit_rows
 from vestige.checks import round_down, round_up
 from vestige.errors import ConfigError
 from vestige.files import write_whole
@@ -42,46 +42,41 @@ _PLOTTED = ("fo", "geodp", "dp-adam-ac")
 
 @dataclass(frozen=True)
 class Row:
-    """One method at one claim: the attack on the releases, and on the final model if wanted."""
+    """One method at one claim: the attacks on the releases and on the final model."""
 
     canary: AuditResult
-    one_run: AuditResult | None = None
+    one_run: AuditResult
 
 
 def rows(methods: Sequence[str], epsilon: float, trials: int, seed: int | None) -> list[Row]:
     """Every method at `epsilon`, with both attacks."""
-    found = []
+    table = []
     confidence = 1 - (1 - JOINT_CONFIDENCE) / (BOUNDS * max(1, len(methods)))
     for number, name in enumerate(methods):
         if name not in METHODS:
             raise ConfigError(f"method={name!r} is unknown: choose from {', '.join(METHODS)}.")
         count = trials if METHODS[name].private else min(trials, PUBLISHED_TRIALS)
-        own = _own_seed(seed, number)
-        options: dict[str, Any] = {"epsilon": epsilon, "seed": own}
-        first = audit(name, trials=count, confidence=confidence, **options)
+        options: dict[str, Any] = {"epsilon": epsilon, "seed": _own_seed(seed, number)}
+        first = _said(audit(name, trials=count, confidence=confidence, **options))
         second = audit_one_run(name, trials=min(trials, ONE_RUN_TRIALS), **options)
-        found.append(Row(first, second))
-        _say(found[-1])
-    return found
+        table.append(Row(first, second))
+    return table
 
 
-def teeth(seed: int | None, methods: Sequence[str]) -> list[Row]:
+def teeth(seed: int | None, methods: Sequence[str]) -> list[AuditResult]:
     """DP-SGD, FO and SMA at the claims where the audit must have teeth."""
-    found: list[Row] = []
+    results: list[AuditResult] = []
     for name in (name for name in TEETH[0] if name in methods):
         for epsilon, trials in TEETH[1]:
-            own = _own_seed(seed, len(METHODS) + len(found))
-            found.append(Row(audit(name, epsilon=epsilon, trials=trials, seed=own)))
-            _say(found[-1])
-    return found
+            own = _own_seed(seed, len(METHODS) + len(results))
+            results.append(_said(audit(name, epsilon=epsilon, trials=trials, seed=own)))
+    return results
 
 
 def misattributed(trials: int, seed: int | None) -> list[AuditResult]:
     """The engine with its rows misread, and the engine as it is, under the same attack."""
-    found = [audit_rows(broken, trials=trials, seed=seed) for broken in (True, False)]
-    for one in found:
-        _say(Row(one))
-    return found
+    count = min(trials, ROWS_TRIALS)
+    return [_said(audit_rows(broken, trials=count, seed=seed)) for broken in (True, False)]
 
 
 def write_rows(folder: Path, trials: int, seed: int | None, command: str) -> list[Path]:
@@ -93,11 +88,11 @@ def write_rows(folder: Path, trials: int, seed: int | None, command: str) -> lis
     missing = [path for path in written if not path.is_file()]
     if missing:
         raise ConfigError(f"{str(missing[0])!r} is not there: make the whole table first.")
-    found = misattributed(min(trials, ROWS_TRIALS), seed)
-    numbers = json.loads(written[0].read_text()) | _rows_numbers(found, command)
+    wrong = misattributed(trials, seed)
+    numbers = json.loads(written[0].read_text()) | _rows_numbers(wrong, command)
     text = written[1].read_text().partition(f"\n{_ROWS}")[0]
-    write_whole(written[0], json.dumps(numbers, indent=2, allow_nan=False) + "\n")
-    write_whole(written[1], text + _rows_markdown(found, command))
+    write_whole(written[0], _json(numbers))
+    write_whole(written[1], text + _rows_markdown(wrong, command))
     return written
 
 
@@ -112,104 +107,121 @@ def write_table(
     folder = out if not out.suffix else out.parent
     folder.mkdir(parents=True, exist_ok=True)
     every, sharp = rows(methods, epsilon, trials, seed), teeth(seed, methods)
-    rows_found = misattributed(min(trials, ROWS_TRIALS), seed)
-    every_number = _numbers(every, sharp, command) | _rows_numbers(rows_found, command)
-    numbers = json.dumps(every_number, indent=2, allow_nan=False) + "\n"
-    text = markdown(every, sharp, command) + _rows_markdown(rows_found, command)
+    wrong = misattributed(trials, seed)
+    numbers = _json(_numbers(every, sharp, command) | _rows_numbers(wrong, command))
+    text = markdown(every, sharp, command) + _rows_markdown(wrong, command)
     files = {".json": numbers, ".md": text}
     if out.suffix:
         write_whole(out, files[out.suffix])
         return [out]
     written = [folder / "audit.json", folder / "table.md"]
-    write_whole(written[0], numbers)
-    write_whole(written[1], text)
+    for path in written:
+        write_whole(path, files[path.suffix])
     for one in (row.canary for row in every if row.canary.method in _PLOTTED):
         written.append(folder / f"{one.method}.png")
         write(one, written[-1])
     return written
 
 
-def _numbers(every: Sequence[Row], sharp: Sequence[Row], command: str) -> dict[str, object]:
-    return {
-        "command": command,
-        "methods": [
-            row.canary.as_dict()
-            | {
-                "epsilon_lower_one_run": row.one_run.epsilon_lower if row.one_run else None,
-                "trials_one_run": row.one_run.trials if row.one_run else None,
-                "seconds_one_run": row.one_run.seconds if row.one_run else None,
-            }
-            for row in every
+def _json(numbers: Any) -> str:
+    return json.dumps(numbers, indent=2, allow_nan=False) + "\n"
+
+
+def _numbers(every: Sequence[Row], sharp: Sequence[AuditResult], command: str) -> dict[str, object]:
+    methods = [
+        row.canary.as_dict()
+        | {
+            "epsilon_lower_one_run": row.one_run.epsilon_lower,
+            "trials_one_run": row.one_run.trials,
+            "seconds_one_run": row.one_run.seconds,
+        }
+        for row in every
+    ]
+    return {"command": command, "methods": methods, "teeth": [one.as_dict() for one in sharp]}
+
+
+def _rows_numbers(wrong: Sequence[AuditResult], command: str) -> dict[str, object]:
+    return {"rows_command": command, "rows": [one.as_dict() for one in wrong]}
+
+
+def _rows_markdown(wrong: Sequence[AuditResult], command: str) -> str:
+    return _page(
+        [
+            "",
+            f"{_ROWS}: one release of a time-major token model, at a sampling rate of 1.",
+            f"Each bound is at 95 % confidence. Made by `{in_code(command)}`.",
         ],
-        "teeth": [row.canary.as_dict() for row in sharp],
-    }
+        ("engine", "claimed", "free", "seen", "runs", "seconds"),
+        (
+            (
+                one.method,
+                round_up(one.epsilon_claimed, none="none"),
+                _bound(one.epsilon_lower, one.limit),
+                one.notes[0],
+                *_effort(one),
+            )
+            for one in wrong
+        ),
+    )
 
 
-def _rows_numbers(found: Sequence[AuditResult], command: str) -> dict[str, object]:
-    return {"rows_command": command, "rows": [one.as_dict() for one in found]}
-
-
-def _rows_markdown(found: Sequence[AuditResult], command: str) -> str:
-    lines = [
-        "",
-        f"{_ROWS}: one release of a time-major token model, at a sampling rate of 1.",
-        f"Each bound is at 95 % confidence. Made by `{in_code(command)}`.",
-        "",
-        "| engine | claimed | free | seen | runs | seconds |",
-        "|---|---|---|---|---|---|",
-    ]
-    for one in found:
-        free = _bound(one.epsilon_lower, one.epsilon_claimed)
-        lines.append(
-            f"| {one.method} | {_up(one.epsilon_claimed)} | {free} | {one.notes[0]} "
-            f"| {one.trials:,} | {one.seconds:.1f} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def markdown(every: Sequence[Row], sharp: Sequence[Row], command: str) -> str:
+def markdown(every: Sequence[Row], sharp: Sequence[AuditResult], command: str) -> str:
     """The two tables, with the command that made them."""
-    lines = [
-        f"Made by `{in_code(command)}`. Lower bounds are rounded down, claims up. *free*: free of "
-        "assumptions; *family*: through the mechanism's family; *one run*: from the losses of the "
-        f"final model, {ONE_RUN_TRIALS:,} canaries at most. Seconds are those of the canary audit. "
-        f"The free and family bounds of all methods hold together at {JOINT_CONFIDENCE:.0%} "
-        "confidence, the one-run bounds at 95% each.",
-        "",
-        "| method | claimed | free | family | one run | canaries | seconds |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in every:
-        one, alone = row.canary, row.one_run
-        claim = _up(one.epsilon_claimed)
-        if one.epsilon_claimed is None:
-            claim = f"none; published {_up(one.epsilon_published)}"
-        limit = one.epsilon_published if one.epsilon_claimed is None else one.epsilon_claimed
-        free, family = _bound(one.epsilon_lower, limit), _bound(one.epsilon_lower_family, limit)
-        final = "" if alone is None else _bound(alone.epsilon_lower, limit)
-        lines.append(
-            f"| {in_markdown(one.method)} | {claim} | {free} | {family} | {final} | {one.trials:,} "
-            f"| {one.seconds:.1f} |"
-        )
+    text = _page(
+        [
+            f"Made by `{in_code(command)}`. Lower bounds are rounded down, claims up. *free*: free "
+            "of assumptions; *family*: through the mechanism's family; *one run*: from the losses "
+            f"of the final model, {ONE_RUN_TRIALS:,} canaries at most. Seconds are those of the "
+            "canary audit. The free and family bounds of all methods hold together at "
+            f"{JOINT_CONFIDENCE:.0%} confidence, the one-run bounds at 95% each.",
+        ],
+        ("method", "claimed", "free", "family", "one run", "canaries", "seconds"),
+        (_line(row.canary, row.one_run) for row in every),
+    )
     if sharp:
-        lines += [
-            "",
-            "How much of the claim the family bound reaches, each bound at 95 % confidence:",
-            "",
-            "| method | claimed | free | family | family / claimed | canaries | seconds |",
-            "|---|---|---|---|---|---|---|",
-        ]
-    for row in sharp:
-        one = row.canary
-        assert one.epsilon_claimed is not None and one.epsilon_lower_family is not None
-        share = one.epsilon_lower_family / one.epsilon_claimed
-        lines.append(
-            f"| {in_markdown(one.method)} | {_up(one.epsilon_claimed)} "
-            f"| {_down(one.epsilon_lower)} "
-            f"| {_down(one.epsilon_lower_family)} | {int(100 * share)} % | {one.trials:,} "
-            f"| {one.seconds:.1f} |"
+        text += _page(
+            ["", "How much of the claim the family bound reaches, each bound at 95 % confidence:"],
+            ("method", "claimed", "free", "family", "family / claimed", "canaries", "seconds"),
+            (_sharp_line(one) for one in sharp),
         )
-    return "\n".join(lines) + "\n"
+    return text
+
+
+def _page(words: list[str], headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A paragraph and a table below it."""
+    table = [headings, ["---"] * len(headings), *lines]
+    drawn = [f"| {' | '.join(cells)} |" for cells in table]
+    drawn[1] = drawn[1].replace(" ", "")
+    return "\n".join([*words, "", *drawn]) + "\n"
+
+
+def _line(one: AuditResult, alone: AuditResult) -> Sequence[str]:
+    claim = round_up(one.epsilon_claimed, none="none")
+    if one.epsilon_claimed is None:
+        claim = f"none; published {round_up(one.epsilon_published)}"
+    bounds = one.epsilon_lower, one.epsilon_lower_family, alone.epsilon_lower
+    return (
+        in_markdown(one.method),
+        claim,
+        *(_bound(bound, one.limit) for bound in bounds),
+        *_effort(one),
+    )
+
+
+def _sharp_line(one: AuditResult) -> Sequence[str]:
+    assert one.epsilon_claimed is not None and one.epsilon_lower_family is not None
+    return (
+        in_markdown(one.method),
+        round_up(one.epsilon_claimed, none="none"),
+        round_down(one.epsilon_lower),
+        round_down(one.epsilon_lower_family),
+        f"{int(100 * one.epsilon_lower_family / one.epsilon_claimed)} %",
+        *_effort(one),
+    )
+
+
+def _effort(one: AuditResult) -> tuple[str, str]:
+    return f"{one.trials:,}", f"{one.seconds:.1f}"
 
 
 def _own_seed(seed: int | None, row: int) -> int | None:
@@ -217,22 +229,14 @@ def _own_seed(seed: int | None, row: int) -> int | None:
     return None if seed is None else seed + row
 
 
-def _up(value: float | None) -> str:
-    return round_up(value, none="none")
-
-
-def _down(value: float | None) -> str:
-    return round_down(value, none="")
-
-
 def _bound(value: float | None, limit: float | None) -> str:
     exceeds = value is not None and limit is not None and value > limit
-    return f"**{_down(value)}**, violated" if exceeds else _down(value)
+    return f"**{round_down(value)}**, violated" if exceeds else round_down(value, none="")
 
 
-def _say(row: Row) -> None:
-    one = row.canary
-    claim = one.epsilon_published if one.epsilon_claimed is None else one.epsilon_claimed
+def _said(one: AuditResult) -> AuditResult:
+    """The result, told on stderr."""
     free, family = round_down(one.epsilon_lower), round_down(one.epsilon_lower_family, none="-")
-    line = f"{one.method}: claim {_up(claim)}, free {free}, family {family}"
+    line = f"{one.method}: claim {round_up(one.limit)}, free {free}, family {family}"
     print(f"{line}, {one.seconds:.1f} s", file=sys.stderr, flush=True)
+    return one

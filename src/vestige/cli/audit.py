@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from vestige.checks import round_down, round_up
 from vestige.cli.display import pairs, print_json
-from vestige.errors import ConfigError
 from vestige.files import write_whole
 from vestige.methods import METHODS
 
 if TYPE_CHECKING:
     from vestige.audit.result import AuditResult
 
-_MODES = ("canary", "one-run")
-_TRIALS = {"canary": 4000, "one-run": 1000}
 _PLOT, _NUMBERS = "tradeoff.png", "audit.json"
 
 
@@ -80,29 +77,26 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
 ) -> None:
     """Attack the real engine; exit code 1 if a bound exceeds what the engine claims."""
-    from vestige.audit.setting import Setting
+    from vestige.audit.options import AuditOptions
 
-    if mode not in _MODES:
-        raise ConfigError(f"mode={mode!r} is unknown: choose from {', '.join(_MODES)}.")
-    options: dict[str, Any] = {
-        "epsilon": epsilon,
-        "noise_multiplier": noise_multiplier,
-        "steps": steps,
-        "trials": _TRIALS[mode] if trials is None else trials,
-        "confidence": confidence,
-        "delta": delta,
-        "seed": seed,
-        "clipping": clipping,
-        "sample_rate": sample_rate,
-    }
-    Setting.checked(method, **options)  # before torch is imported
+    options = AuditOptions(  # checked before torch is imported
+        method=method,
+        mode=mode,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        steps=steps,
+        trials=trials,
+        confidence=confidence,
+        delta=delta,
+        sample_rate=sample_rate,
+        clipping=clipping,
+        seed=seed,
+    )
     plot, numbers = _places(out)
     with _progress() as tell:
-        if mode == "canary":
-            from vestige.audit.canary import audit as run
-        else:
-            from vestige.audit.one_run import audit_one_run as run
-        result = run(method, **options, progress=tell)
+        from vestige.audit.attack import run
+
+        result = run(options, tell)
     if plot is not None:
         from vestige.audit.plot import write
 

@@ -13,8 +13,7 @@ from vestige.checks import round_down, round_up
 from vestige.cli.display import print_json
 
 if TYPE_CHECKING:
-    from vestige.audit.findings import Report
-    from vestige.audit.verify import Verdict
+    from vestige.audit.verify import Report, Verdict
 
 _TRIALS, _FEWEST = 4000, 100
 

@@ -17,10 +17,8 @@ same charge. Correlated noise is charged by its own schedule: see correlation.py
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,48 +29,22 @@ from vestige.gradients.groups import Groups
 from vestige.privacy.accounting import Charge
 from vestige.privacy.ledger import Event, Facts, Ledger, Spending
 from vestige.privacy.noise_scales import NoiseScale
+from vestige.release.digests import compare_or_note
 from vestige.release.observer import Observer, Passage
+from vestige.release.query import Branch, ClippedSum, Position, check_query, recalled
 from vestige.sampling.streams import COUNTS, FIRST_LOOK, MEASURE, NOISE, Randomness
 
 if TYPE_CHECKING:
     from vestige.privacy.ledger_file import Account
     from vestige.release.correlation import Correlation
 
+__all__ = ["Branch", "ClippedSum", "Distortion", "Door", "Position", "Release", "recalled"]
+
 _RELEASED = object()  # proves that a Release came out of the door: it never leaves this module
-_RECALLED = object()  # proves that a Branch was made by `recalled`, and proves nothing else
 
 # A mechanism that is not additive: from a sum, noise of standard deviation sigma and the clip
 # bounds to what is let out. Only methods that are published as private and are not have one.
 Distortion = Callable[[Tensor, Tensor, tuple[float, ...]], Tensor]
-
-
-@dataclass
-class Position:
-    """Where a run is: the lot at hand, or the next one, and the number of releases so far."""
-
-    lot: int = 0
-    release: int = 0
-
-
-class ClippedSum:
-    """The clipped sum of one lot: private, and useless for anything but a release.
-
-    `counts` are, for quantile clipping, the centred counts sum_i b_i, |b_i| <= 1/2, by group.
-    """
-
-    __slots__ = ("_counts", "_values", "bounds")
-
-    def __init__(
-        self, values: Tensor, bounds: tuple[float, ...], counts: Tensor | None = None
-    ) -> None:
-        self._values, self._counts = values, counts
-        self.bounds = bounds  # the l2 bound of one example's part in each group: public
-
-    def __repr__(self) -> str:
-        return f"ClippedSum(<private>, bounds={self.bounds})"
-
-    def __reduce__(self) -> str:
-        raise TypeError("a clipped sum is private and cannot be saved or copied")
 
 
 class Release:
@@ -110,29 +82,6 @@ class Release:
         if self._door.steps != self.step + 1:
             raise RuntimeError("this release's values were overwritten by the next: copy to keep")
         return self._values
-
-
-class Branch:
-    """The memory's part of the query of step `step`: a function of releases, so public.
-
-    Only a memory makes one. It is valid until the memory makes the next.
-    """
-
-    __slots__ = ("step", "values")
-
-    def __init__(self, values: Tensor, step: int, *, _certificate: object = None) -> None:
-        if _certificate is not _RECALLED:
-            raise TypeError(
-                "a Branch can only come out of a memory of releases: it certifies that it was made "
-                "from releases alone."
-            )
-        self.values, self.step = values, step
-
-
-def recalled(values: Tensor, step: int) -> Branch:
-    """The branch of `step`, for memories alone: who calls this says that `values` come from
-    releases. What it can make is a branch, never a release."""
-    return Branch(values, step, _certificate=_RECALLED)
 
 
 class Door:
@@ -246,9 +195,7 @@ class Door:
 
         `lot` is the lot's number, which correlated noise goes by.
         """
-        self._check(clipped)
-        if branch is not None:
-            self._check_branch(branch)
+        check_query(clipped, branch, self.steps)
         passage = self._arrives("release", clipped, lot, gain, branch)
         before = self._released_before(f"release {self.steps}")
         if before is None or self._paid or self.correlation is not None:
@@ -286,7 +233,7 @@ class Door:
         lot at sigma / sqrt(2). The values are readable until the release. The noise goes by the
         lot's number, not by the step's, which a lot that is given up does not advance.
         """
-        self._check(clipped)
+        check_query(clipped, None, self.steps)
         if lot <= self._last_look:
             raise PrivacyError(
                 f"lot {lot} was looked at before: the same noise would be added to another sum. "
@@ -346,8 +293,10 @@ class Door:
         """Tell the observers what is about to be released: nobody in ordinary runs."""
         if not self.observers:
             return None
+        mixed = None if branch is None else branch.values
         total, counts = clipped._values, clipped._counts
-        passage = Passage(kind, lot, self.steps, gain, clipped.bounds, total, branch, counts)
+        number = -1 if lot is None else lot
+        passage = Passage(kind, number, self.steps, gain, clipped.bounds, total, mixed, counts)
         for observer in self.observers:
             observer.arrives(passage)
         return passage
@@ -385,42 +334,13 @@ class Door:
     def _remember(
         self, name: str, before: str | None, values: Tensor, counts: tuple[float, ...] | None = None
     ) -> None:
-        """Compare a release with the one before a crash, or note its digest for such a case.
-
-        The same noise over another sum would reveal the difference of the sums.
-        """
-        if not self.randomness.repeatable or self.account is None:
-            return
-        digest = hashlib.blake2b(values.detach().cpu().numpy().tobytes(), digest_size=16)
-        digest.update(repr(counts).encode())
-        if before is None:
-            self.account.note(f"{name} of {self.run}", digest.hexdigest())
-        elif before != digest.hexdigest():
-            values.zero_()
-            raise PrivacyError(
-                f"{name} differs from the one that this run made before it was cut off: the same "
-                "noise over another sum would reveal the difference. The data, the machine or the "
-                "number of threads has changed; start a new run."
-            )
+        """Compare a release with the one before a crash, or note its digest for such a case."""
+        if self.randomness.repeatable and self.account is not None:
+            compare_or_note(self.account, f"{name} of {self.run}", before, values, counts)
 
     def _found_again(self) -> None:
         """A charge that seemed lost in a crash pays for the same release once more."""
         self.lost = max(0, self.lost - 1)
-
-    def _check(self, clipped: ClippedSum) -> None:
-        if not isinstance(clipped, ClippedSum):
-            raise TypeError(f"only a ClippedSum can be released, not {type(clipped).__name__}")
-
-    def _check_branch(self, branch: Branch) -> None:
-        if not isinstance(branch, Branch):
-            raise TypeError(
-                f"a memory's branch must be a Branch, not a {type(branch).__name__}: only what was "
-                "released may be mixed into a query."
-            )
-        if branch.step != self.steps:
-            raise RuntimeError(
-                f"the branch was recalled for step {branch.step}, the release is step {self.steps}"
-            )
 
     def _noisy_counts(self, clipped: ClippedSum) -> tuple[float, ...] | None:
         if self._count_noise is None:

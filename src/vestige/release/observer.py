@@ -12,16 +12,17 @@ is watched promises nothing: the checks of `vestige verify` watch runs on record
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from vestige.privacy.ledger import Event
 from vestige.sampling.loader import Batch
 
 if TYPE_CHECKING:
-    from vestige.release.door import Branch
+    from vestige.release.query import Branch
 
 
 @dataclass
@@ -30,20 +31,20 @@ class Passage:
 
     `kind` is "release", "first look" or "measurement". `total` and `counts` are private: what is
     released before its noise. The rest of the first block is public. `values`, `stds` and
-    `noisy_counts` are None or empty until the noise is added. An observer may write over `values`
-    and `noisy_counts` then, as a replay of earlier releases does.
+    `noisy_counts` are empty until the noise is added. An observer may write over `values` and
+    `noisy_counts` then, as a replay of earlier releases does.
     """
 
     kind: str
-    lot: int | None
+    lot: int  # -1 where the door was not told its number
     step: int
     gain: float
     bounds: tuple[float, ...]
     total: Tensor
-    branch: Branch | None = None
+    branch: Tensor | None = None
     counts: Tensor | None = None
 
-    values: Tensor | None = None
+    values: Tensor = field(default_factory=lambda: torch.zeros(0))
     stds: tuple[float, ...] = ()
     noisy_counts: tuple[float, ...] | None = None
 
