@@ -67,7 +67,7 @@ class Study:
         check_count("seeds", self.seeds)
         if self.tune and self.base.lr is not None:
             raise ConfigError(f"lr {self.base.lr} and tune are both given: give one of them.")
-        replace(self.base, epsilon=self.epsilon)  # refuses a bad one
+        self.base.changed(epsilon=self.epsilon)  # refuses a bad one
 
     @property
     def reference(self) -> str:
@@ -167,8 +167,7 @@ class _Comparison:
     ) -> dict[str, Any] | None:
         if self._interrupted:
             return None
-        config = replace(
-            self._study.base,
+        config = self._study.base.changed(
             method=method,
             seed=seed,
             lr=rate,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from vestige.errors import ConfigError
 from vestige.methods import planned_charges, resolve
 from vestige.privacy import accounting, ledger_file
 from vestige.privacy.ledger import Event
-from vestige.train.config import TrainConfig, check_lot
+from vestige.train.config import DEFAULT_NOISE, TrainConfig, check_lot
 from vestige.train.loop import CHECKPOINT, HELD_OUT, Prepared, Progress, Session, versions
 from vestige.train.run_folder import ExistingFolder, run_ledger
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HELD_OUT", "Progress", "Session", "prepare", "resume", "train", "versions"]
 
-DEFAULT_NOISE = 1.0
 Optimizers = Callable[..., "torch.optim.Optimizer"]
 Tell = Callable[[Progress], None]
 
@@ -99,7 +97,7 @@ def resume(
     config, known = _restored(saved, noise_seed)
     path = run_ledger(folder, config.ledger, ledger)
     if ledger is not None:
-        config = replace(config, ledger=path)
+        config = config.changed(ledger=path)
     session = prepare(config, optimizer=optimizer, progress=progress, known=known)
     session.restore(folder, path)
     return session.run(progress or (lambda _: None), ExistingFolder(folder))

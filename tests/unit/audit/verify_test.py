@@ -24,7 +24,7 @@ from vestige.audit.observation import observe
 from vestige.audit.setting import FEWEST_TRIALS
 from vestige.audit.verify import CHECKS, TRIALS, load, verify
 from vestige.cli import verify as cli_verify
-from vestige.cli.app import _Program
+from vestige.cli.app import Program
 from vestige.engine.run import Run
 from vestige.errors import ConfigError, PrivacyError
 from vestige.gradients.collector import Collector
@@ -38,7 +38,7 @@ from vestige.updates.filters import Filter
 
 PAGE = Path(__file__).parents[3] / "docs" / "verify.md"
 
-app = typer.Typer(cls=_Program)
+app = typer.Typer(cls=Program)
 app.callback()(lambda: None)
 cli_verify.register(app)
 
