@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
@@ -71,9 +72,8 @@ def train(
     """Train as the options say, and print the result."""
     if config.dataset in DATASETS and config.dataset != "digits":
         # pooch announces every download on stderr, in the middle of the progress bar.
-        import pooch
-
-        pooch.get_logger().setLevel("ERROR")
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module("pooch").get_logger().setLevel("ERROR")
     # Read when torch is loaded. Threads that spin while they wait make a step up to a hundred
     # times slower on a machine that has other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

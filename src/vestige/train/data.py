@@ -251,8 +251,14 @@ def _user_file(name: str | Path) -> Path:
 
 
 def _split_digits(seed: int) -> Arrays:
-    # Imported here because scikit-learn takes a second to start.
-    from sklearn.datasets import load_digits
+    # Imported here because scikit-learn takes a second to start, and is no part of the core.
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "the dataset digits comes with scikit-learn, which is not installed: "
+            "pip install 'vestige-dp[cli]', or give another dataset."
+        ) from error
 
     digits = load_digits()
     # The legacy generator: numpy promises that its shuffles stay the same in later versions.

@@ -58,9 +58,19 @@ SOURCES: dict[str, tuple[Source, ...]] = {
 
 def cache_folder() -> Path:
     """The folder of the user's cache that keeps the downloaded files."""
-    import pooch
+    return Path(_pooch().os_cache("vestige"))
 
-    return Path(pooch.os_cache("vestige"))
+
+def _pooch() -> Any:
+    """The library that downloads, which is no part of the core."""
+    try:
+        import pooch
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "benchmark sets are downloaded with pooch, which is not installed: "
+            "pip install 'vestige-dp[cli]', or name a folder with NAME.npz by --data-dir."
+        ) from error
+    return pooch
 
 
 def fetch(name: str, download: bool = True) -> Arrays:
@@ -86,8 +96,7 @@ def _parsed(name: str, files: Sequence[Path]) -> Arrays:
 
 
 def _retrieve(name: str, source: Source, download: bool) -> Path:
-    import pooch
-
+    pooch = _pooch()
     # A folder for each set: the publishers' file names alone do not say what they belong to.
     folder = cache_folder() / name
     remedy = (

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -294,14 +293,12 @@ def test_ctrl_c_writes_what_was_trained_and_exits_with_130(tmp_path: Path) -> No
         "-m vestige train --model linear --train-size 40 --test-size 20 --lot 8 --steps 1000000 "
         "--accountant rdp --device cpu --out out --json"
     )
-    # A test run in the background may ignore Ctrl-C, and its children would inherit that.
     program = subprocess.Popen(
         [sys.executable, *arguments.split()],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         while not (tmp_path / "out" / "metrics.jsonl").exists():
@@ -325,14 +322,6 @@ def test_ctrl_c_writes_what_was_trained_and_exits_with_130(tmp_path: Path) -> No
     )
 
 
-@pytest.fixture
-def _interrupts() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interrupts")
 def test_ctrl_c_before_training_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

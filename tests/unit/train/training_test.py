@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -581,14 +581,6 @@ def test_progress_tells_stages_lots_and_epochs() -> None:
 # -- interrupts -----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """Ctrl-C as in a program that was started from a terminal, whatever runs the tests."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def press_at(step: int, times: int = 1) -> Callable[[Progress], None]:
     """A callback that presses Ctrl-C when the lot of that number is done."""
 
@@ -618,14 +610,12 @@ def test_nothing_that_is_written_follows_the_clock(monkeypatch: pytest.MonkeyPat
     assert written[0] == written[1]
 
 
-@pytest.mark.usefixtures("interrupts")
 def test_a_checkpoint_holds_no_time() -> None:
     train(tiny(steps=100, epsilon=2.0, out=Path("out")), progress=press_at(7))
     state, _ = checkpoint.read(Path("out/checkpoint.pt"))
     assert set(state["others"]) == {"config", "prepared", "ending", "lines", "noted"}
 
 
-@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_ends_after_the_lot_with_everything_written() -> None:
     result = train(tiny(steps=100, epsilon=2.0), progress=press_at(7))
     assert result["interrupted"] is True
@@ -644,19 +634,16 @@ def test_ctrl_c_ends_after_the_lot_with_everything_written() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_before_the_first_lot_reports_nothing_spent() -> None:
     result = train(tiny(), progress=press_at(0))
     assert (result["interrupted"], result["steps"], result["epsilon"]) == (True, 0, 0.0)
 
 
-@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_on_the_last_lot_is_no_interrupt() -> None:
     result = train(tiny(), progress=press_at(7))
     assert result["interrupted"] is False
 
 
-@pytest.mark.usefixtures("interrupts")
 def test_a_second_ctrl_c_stops_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         train(tiny(out=Path("out")), progress=press_at(3, times=2))
@@ -664,7 +651,6 @@ def test_a_second_ctrl_c_stops_at_once() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_while_loading_writes_nothing(tmp_path: Path) -> None:
     def press(progress: Progress) -> None:
         if progress.stage == "accounting":
