@@ -21,7 +21,6 @@ from vestige.checks import check_count, round_up
 from vestige.engine.ending import ending
 from vestige.errors import ConfigError
 from vestige.lab.statistics import PairedTest, corrected, paired_test, summarise
-from vestige.lab.training_row import Unwritten
 from vestige.methods import resolve
 from vestige.plan import common_adjacency
 from vestige.privacy import accounting
@@ -178,7 +177,7 @@ class _Comparison:
         name += f", lr {config.chosen_lr:g}" if role == "tuning" else ""
         session = training.prepare(config, dataset=dataset)
         try:
-            result = session.run(lambda progress: self._tell(name, progress), Unwritten())
+            result = session.run(lambda progress: self._tell(name, progress))
         finally:
             # Also of a run that broke off: with what it had released, and what it had planned.
             self._events += session.engine.ledger.merged()

@@ -30,7 +30,6 @@ from vestige.privacy.options import (
     Options,
     Positive,
 )
-from vestige.train.run_folder import check_out
 
 # The names of train.data, train.models and updates.averaging, which need torch; tests keep them
 # equal.
@@ -282,4 +281,27 @@ def check_lot(lot: int, records: int) -> None:
         raise ConfigError(
             f"lot {lot} is larger than the training data of {records} records: give a lot of at "
             f"most {records}."
+        )
+
+
+def check_out(folder: Path, fresh: bool) -> None:
+    """Refuse a run folder that is in use or cannot be made; nothing is created."""
+    try:
+        if fresh and folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(
+                f"out {str(folder)!r} is in use: it is a folder with files in it; give a new or "
+                "empty one."
+            )
+        nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    except OSError as error:
+        raise ConfigError(
+            f"out {str(folder)!r} cannot be used ({error.strerror}): give another folder."
+        ) from error
+    if not nearest.is_dir():
+        raise ConfigError(
+            f"out {str(folder)!r} cannot be made: {str(nearest)!r} is not a folder; give another."
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"out {str(folder)!r} cannot be made: {str(nearest)!r} is not writable; give another."
         )

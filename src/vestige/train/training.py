@@ -1,10 +1,10 @@
 """The training behind the command line, usable as functions: `train` and `resume`.
 
-`train` runs a `TrainConfig` and leaves a folder with the weights, the result and the statement (see
-session.py); `resume` continues a run that was killed or interrupted. Torch is imported inside the
-functions, so that `vestige budget` and `--help` are answered at once.
+`train` runs a `TrainConfig` and leaves a folder with the weights, the result and the statement;
+`resume` continues a run that was killed or interrupted; run_folder.py writes. Torch is imported
+inside the functions, so that a wrong option is answered at once.
 
-Guarantee: that of session.py; and what a resumed run had spent before stays charged.
+Guarantee: that of run_folder.py; and what a resumed run had spent before stays charged.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from vestige.methods import planned_charges, resolve
 from vestige.privacy import accounting, ledger_file
 from vestige.privacy.ledger import Event
 from vestige.train.config import DEFAULT_NOISE, TrainConfig, check_lot
-from vestige.train.loop import CHECKPOINT, HELD_OUT, Prepared, Progress, Session, versions
-from vestige.train.run_folder import ExistingFolder, run_ledger
+from vestige.train.loop import HELD_OUT, Prepared, Progress, Session, versions
+from vestige.train.run_folder import CHECKPOINT, ExistingFolder, RunWriter, run_ledger
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ def train(
     target `epsilon` it never exceeds the target, with a `max_epsilon` never that.
     """
     tell = progress or (lambda _: None)
-    return prepare(config, optimizer=optimizer, progress=progress).run(tell)
+    return RunWriter(prepare(config, optimizer=optimizer, progress=progress)).run(tell)
 
 
 def resume(
@@ -99,8 +99,9 @@ def resume(
     if ledger is not None:
         config = config.changed(ledger=path)
     session = prepare(config, optimizer=optimizer, progress=progress, known=known)
-    session.restore(folder, path)
-    return session.run(progress or (lambda _: None), ExistingFolder(folder))
+    writer = RunWriter(session, ExistingFolder(folder))
+    writer.restore(path)
+    return writer.run(progress or (lambda _: None))
 
 
 def prepare(
@@ -111,7 +112,7 @@ def prepare(
     dataset: Dataset | None = None,
     known: Prepared | None = None,
 ) -> Session:
-    """`train` up to its first lot: `Session.run` does the rest.
+    """`train` up to its first lot: `Session.run` trains, and `RunWriter` writes too.
 
     `dataset` takes the place of the one that `config` names, for callers that have it at hand;
     `known` is what an earlier call has solved for.

@@ -601,7 +601,7 @@ def test_nothing_that_is_written_follows_the_clock(monkeypatch: pytest.MonkeyPat
             patch.setattr(session.time, "perf_counter", lambda c=clock, p=pace: next(c) * p)
             out = Path(f"run-{pace}")
             made = prepare(tiny(steps=12, noise_seed=3, checkpoint_every=1, out=out))
-            made.run(lambda _: None)
+            runfolder.RunWriter(made).run(lambda _: None)
         assert made.seconds > pace  # it was measured all the same
         result = json.loads((out / "result.json").read_text())
         del result["folder"]
