@@ -18,65 +18,27 @@ from vestige.checks import one_line
 from vestige.cli import INTERRUPTED
 from vestige.errors import StorageError, VestigeError
 
-# Where each command is and what it is for. `vestige --help` reads this table alone, so no command
-# makes another one slow to start.
+# What each command is for; it is the function of that name in the module of that name. `--help`
+# reads this table alone, so no command makes another one slow to start.
 COMMANDS = {
-    "train": (
-        "vestige.cli.train:train",
-        "Train a model privately and write a run folder with the weights and the result.",
-    ),
-    "budget": (
-        "vestige.cli.budget:budget",
-        "What a run costs: epsilon of that many releases under every accountant.",
-    ),
-    "calibrate": (
-        "vestige.cli.calibrate:calibrate",
-        "The noise multiplier that keeps a run within epsilon.",
-    ),
-    "plan": (
-        "vestige.cli.plan:plan",
-        "Which noise accumulates least at an epsilon, what it gains and what it costs in memory.",
-    ),
-    "spectrum": (
-        "vestige.cli.spectrum:spectrum",
-        "How heavy-tailed the layers are: a table of power-law exponents, and a log-log plot.",
-    ),
-    "methods": (
-        "vestige.cli.methods:methods",
-        "Every private training method: its guarantee, its cost and its paper.",
-    ),
-    "reproduce": (
-        "vestige.cli.reproduce:reproduce",
-        "Run a table or figure of the papers; finished rows are kept and never run again.",
-    ),
-    "report": (
-        "vestige.cli.report:report",
-        "Make tables, plots and report.html: of results from their rows alone, or of a run.",
-    ),
-    "compare": (
-        "vestige.cli.compare:compare",
-        "Compare methods on your data at equal privacy, and say what the whole comparison costs.",
-    ),
-    "resume": (
-        "vestige.cli.resume:resume",
-        "Continue a run that was killed or interrupted; of a finished one, print the result.",
-    ),
-    "statement": (
-        "vestige.cli.statement:statement",
-        "What a run promises about privacy, and what it does not: a statement to be signed.",
-    ),
-    "audit": (
-        "vestige.cli.audit:audit",
-        "Attack the real engine; exit code 1 if a bound exceeds what the engine claims.",
-    ),
-    "verify": (
-        "vestige.cli.verify:verify",
-        "Replay, measure and attack a method of your own; exit code 1 if anything is found.",
-    ),
-    "ledger": (
-        "vestige.cli.ledger:ledger",
-        "What was spent on the data: show a ledger, or merge several.",
-    ),
+    "train": "Train a model privately and write a run folder with the weights and the result.",
+    "budget": "What a run costs: epsilon of that many releases under every accountant.",
+    "calibrate": "The noise multiplier that keeps a run within epsilon.",
+    "plan": "Which noise accumulates least at an epsilon, what it gains and what it costs in "
+    "memory.",
+    "spectrum": "How heavy-tailed the layers are: a table of power-law exponents, and a log-log "
+    "plot.",
+    "methods": "Every private training method: its guarantee, its cost and its paper.",
+    "reproduce": "Run a table or figure of the papers; finished rows are kept and never run again.",
+    "report": "Make tables, plots and report.html: of results from their rows alone, or of a run.",
+    "compare": "Compare methods on your data at equal privacy, and say what the whole comparison "
+    "costs.",
+    "resume": "Continue a run that was killed or interrupted; of a finished one, print the result.",
+    "statement": "What a run promises about privacy, and what it does not: a statement to be "
+    "signed.",
+    "audit": "Attack the real engine; exit code 1 if a bound exceeds what the engine claims.",
+    "verify": "Replay, measure and attack a method of your own; exit code 1 if anything is found.",
+    "ledger": "What was spent on the data: show a ledger, or merge several.",
 }
 
 # Which extra brings a package that the core does not need.
@@ -97,7 +59,7 @@ class Program(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        for name, (_, help) in COMMANDS.items():
+        for name, help in COMMANDS.items():
             self.add_command(TyperCommand(name, help=help))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -141,16 +103,14 @@ class Program(TyperGroup):
 
 
 def load(name: str) -> Any:
-    """The command of that name, from the module that the table says."""
-    where, help = COMMANDS[name]
-    module, _, attribute = where.partition(":")
-    command = getattr(importlib.import_module(module), attribute)
+    """The command of that name, from the module of that name."""
+    command = getattr(importlib.import_module(f"vestige.cli.{name}"), name)
     if not isinstance(command, typer.Typer):  # one command, else a group of them
         single = typer.Typer(add_completion=False)
         single.command(name)(command)
         command = single
     loaded = typer.main.get_command(command)
-    loaded.name, loaded.help = name, help
+    loaded.name, loaded.help = name, COMMANDS[name]
     return loaded
 
 

@@ -17,23 +17,17 @@ from vestige.methods import METHODS
 
 def methods(as_json: Json = False) -> None:
     """Print every method with its guarantee, its cost and its paper."""
+    columns = ("summary", "guarantee", "touches", "extra_memory", "paper")
     rows = [
-        {
-            "name": name,
-            "summary": method.summary,
-            "guarantee": method.guarantee,
-            "touches": method.touches,
-            "extra_memory": method.extra_memory,
-            "clipping": str(method.clipping),
-            "settings": method().settings(),
-            "paper": method.paper,
-        }
+        {"name": name} | {column: getattr(method, column) for column in columns}
         for name, method in METHODS.items()
     ]
-    if as_json:
-        print_json({"methods": rows})
-    else:
+    if not as_json:
         Console().print(methods_table(rows))
+        return
+    for row, method in zip(rows, METHODS.values(), strict=True):
+        row |= {"clipping": str(method.clipping), "settings": method().settings()}
+    print_json({"methods": rows})
 
 
 def methods_table(rows: Iterable[dict[str, Any]]) -> Table:
