@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+
+import pytest
 
 
 def pytest_configure() -> None:
@@ -12,3 +15,11 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs in an empty folder of its own, without the machine's data and settings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VESTIGE_DATA", raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # `train` sets it: undone after the test

@@ -102,10 +102,16 @@ def rule(field: FieldInfo) -> str:
     if "gt" in limits and "le" in limits:
         return f"a number above {limits['gt']} and at most {limits['le']}"
     if "ge" in limits and "lt" in limits:
-        return f"{words} from {limits['ge']} to {limits['lt'] - 1}"
+        return f"{words} from {limits['ge']} to {_power(limits['lt'])} - 1"
     if "ge" in limits:
         return f"{words} of at least {limits['ge']}"
     return f"{words} above {limits['gt']}" if "gt" in limits else words
+
+
+def _power(limit: int) -> str:
+    """2^63 rather than its nineteen digits."""
+    exponent = limit.bit_length() - 1
+    return f"2^{exponent}" if limit == 2**exponent else str(limit)
 
 
 def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> tuple[Any, dict[str, Any]]:
@@ -136,12 +142,12 @@ def _sentence(model: type[Options], error: ValidationError) -> str:
     refusal = problem.get("ctx", {}).get("error")
     if isinstance(refusal, ConfigError):
         return str(refusal)
-    name = str(place[0])
+    name, fields = str(place[0]), model.model_fields
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, model.model_fields, n=1)
-        names = ", ".join(near or model.model_fields)
-        return f"{name} is unknown: {'did you mean ' if near else 'choose from '}{names}."
-    field = model.model_fields[name]
+        near = difflib.get_close_matches(name, fields, n=1)
+        names = f"did you mean {near[0]}?" if near else f"choose from {', '.join(fields)}."
+        return f"{name} is unknown: {names}"
+    field = fields[name]
     words = rule(field)
     if problem["type"] == "missing":
         return f"{name} is missing: give {words}."

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 HELD_OUT = "the held-out split, whose records the guarantee does not cover"
 
 # How many rows go through a model at once: memory must not grow with the lot.
-_ROWS = {"linear": 4096, "mlp": 4096, "cnn": 1024, "resnet18": 128}
+ROWS_AT_ONCE = {"linear": 4096, "mlp": 4096, "cnn": 1024, "resnet18": 128}
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class Session:
         import torch
         from torch.nn.functional import cross_entropy
 
-        rows = _ROWS[self.config.chosen_model]
+        rows = ROWS_AT_ONCE[self.config.chosen_model]
         loss, right = 0.0, 0
         self.model.eval()
         with torch.no_grad():
@@ -380,7 +380,7 @@ def _noise_form(config: TrainConfig, noise: float, groups: tuple[str, ...]) -> d
 def _physical_rows(config: TrainConfig) -> int | None:
     """The rows that a model runs on at once; None where a method needs the lot in one piece."""
     looks = resolve(config.method, config.settings).looks
-    return _ROWS[config.chosen_model] if looks == 1 else None
+    return ROWS_AT_ONCE[config.chosen_model] if looks == 1 else None
 
 
 def versions() -> dict[str, str]:
