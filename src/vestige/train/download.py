@@ -66,11 +66,16 @@ def _pooch() -> Any:
     try:
         import pooch
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            "benchmark sets are downloaded with pooch, which is not installed: "
-            "pip install 'vestige-dp[cli]', or name a folder with NAME.npz by --data-dir."
-        ) from error
+        raise not_installed("pooch", "the download of a benchmark set") from error
     return pooch
+
+
+def not_installed(package: str, what: str) -> ConfigError:
+    """What to do where a package is not there that the core does without."""
+    return ConfigError(
+        f"{what} needs {package}, which is not installed: pip install 'vestige-dp[cli]', or give "
+        "your data as the path of an .npz file."
+    )
 
 
 def fetch(name: str, download: bool = True) -> Arrays:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 HELD_OUT = "the held-out split, whose records the guarantee does not cover"
 
+# The settings that a result repeats.
+_REPEATED = "dataset model delta target_epsilon clip lr seed repeatable_noise max_epsilon".split()
 # How many rows go through a model at once: memory must not grow with the lot.
 ROWS_AT_ONCE = {"linear": 4096, "mlp": 4096, "cnn": 1024, "resnet18": 128}
 
@@ -304,18 +306,15 @@ class Session:
         end, spent = ending(self.engine._attached()), self.engine.ledger.merged()
         epsilon = end.epsilon(spent, self.config.delta, self.engine.accountant)
         said = end.text(self.engine.released, self.steps)
-        result = {
+        public = self.config.public()
+        result = {name: public[name] for name in _REPEATED} | {
             "method": plan.method,
             "settings": dict(plan.settings),
             "beta": plan.beta,
-            "dataset": self.config.dataset,
-            "model": self.config.chosen_model,
             "accuracy": last["test_accuracy"],
             "loss": last["test_loss"],
             "measured_on": HELD_OUT,
             "epsilon": finite(epsilon),
-            "delta": self.config.delta,
-            "target_epsilon": self.config.epsilon,
             "accountant": self.engine.accountant,
             "guarantee": accounting.guarantee(epsilon, self.engine.adjacency),
             "adjacency": self.engine.adjacency,
@@ -325,15 +324,10 @@ class Session:
             "records": plan.dataset_size,
             "steps": self.engine.released,
             "epochs": self.engine.released / plan.lots_per_epoch,
-            "clip": self.config.public()["clip"],
             "clipping": plan.clipping,
             "optimizer": type(self.optimizer).__name__,
-            "lr": self.config.chosen_lr,
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            "seed": self.config.seed,
-            "repeatable_noise": self.config.noise_seed is not None,
             "interrupted": not self.over,
-            "max_epsilon": self.config.max_epsilon,
             "budget_spent": self.budget_spent,
             "lost_releases": self.engine.lost,
             "earlier_releases": self.engine.earlier,

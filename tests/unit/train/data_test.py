@@ -109,7 +109,7 @@ def test_dataset_is_frozen() -> None:
 @pytest.mark.parametrize("size", [0, -1, 2.5, True, "10"])
 @pytest.mark.parametrize("option", ["train_size", "test_size"])
 def test_bad_sizes_are_refused(option: str, size: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"{option} is .*at least 1"):
+    with pytest.raises(ConfigError, match=rf"{option}=.*at least 1"):
         load("digits", **{option: size})
 
 
