@@ -26,7 +26,8 @@ def methods(as_json: Json = False) -> None:
         Console().print(methods_table(rows))
         return
     for row, method in zip(rows, METHODS.values(), strict=True):
-        row |= {"clipping": str(method.clipping), "settings": method().settings()}
+        home = method.load()
+        row |= {"clipping": str(home.clipping), "settings": home().settings()}
     print_json({"methods": rows})
 
 

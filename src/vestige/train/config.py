@@ -11,13 +11,13 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from vestige import methods
 from vestige.errors import ConfigError
-from vestige.gradients.clip_forms import Clipping
-from vestige.methods import METHODS, resolve
+from vestige.methods.catalogue import METHODS
 from vestige.plan import lots_per_epoch
 from vestige.privacy import accounting
 from vestige.privacy.options import (
@@ -30,6 +30,9 @@ from vestige.privacy.options import (
     Options,
     Positive,
 )
+
+if TYPE_CHECKING:
+    from vestige.gradients.clip_forms import Clipping
 
 # The names of train.data, train.models and updates.averaging, which need torch; tests keep them
 # equal.
@@ -196,15 +199,15 @@ class TrainConfig(Options):
         """What no field can say alone."""
         _check_one_of(self, "epsilon", "noise_multiplier", "group_noise_multiplier")
         _check_one_of(self, "epochs", "steps")
-        method = resolve(self.method, self.settings)
+        if self.train_size is not None:
+            check_lot(self.chosen_lot, self.train_size)
+        check_out(self.out if self.out is not None else Path("runs"), fresh=self.out is not None)
+        method = methods.resolve(self.method, self.settings)  # loads its class, and torch
         if any(callable(value) for value in method.settings().values()):
             raise ConfigError(
                 "a setting is a function, which a run folder cannot hold: give a number, or a "
                 "sequence with one number per step."
             )
-        if self.train_size is not None:
-            check_lot(self.chosen_lot, self.train_size)
-        check_out(self.out if self.out is not None else Path("runs"), fresh=self.out is not None)
         return self
 
     @property
@@ -220,14 +223,14 @@ class TrainConfig(Options):
     @property
     def chosen_clipping(self) -> Clipping:
         """The clipping: by default the method's own."""
-        return self.clipping or resolve(self.method, self.settings).clipping
+        return self.clipping or methods.resolve(self.method, self.settings).clipping
 
     @property
     def chosen_lr(self) -> float:
         """The learning rate: by default the method's own."""
         if self.lr is not None:
             return self.lr
-        return resolve(self.method, self.settings).info.default_lr
+        return methods.resolve(self.method, self.settings).info.default_lr
 
     @property
     def _is_benchmark(self) -> bool:

@@ -24,11 +24,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import vestige
+from vestige import methods
 from vestige.checks import finite
 from vestige.engine.ending import ending
 from vestige.engine.forecast import events_ahead, lots_until
 from vestige.errors import BudgetExhausted
-from vestige.methods import resolve
 from vestige.privacy import accounting
 from vestige.privacy.accounting import computed_every, epsilon_on_the_way
 from vestige.privacy.ending import AS_PLANNED
@@ -136,7 +136,7 @@ class Session:
             data_loader=DataLoader(TensorDataset(*self.train_data), batch_size=config.chosen_lot),
             **_noise_form(config, prepared.noise, prepared.groups),
             clipping=config.chosen_clipping,
-            method=resolve(config.method, config.settings),
+            method=methods.resolve(config.method, config.settings),
             max_physical_batch_size=_physical_rows(config),
             steps=self.steps,
             averaging=config.averaging,
@@ -373,7 +373,7 @@ def _noise_form(config: TrainConfig, noise: float, groups: tuple[str, ...]) -> d
 
 def _physical_rows(config: TrainConfig) -> int | None:
     """The rows that a model runs on at once; None where a method needs the lot in one piece."""
-    looks = resolve(config.method, config.settings).looks
+    looks = methods.resolve(config.method, config.settings).looks
     return ROWS_AT_ONCE[config.chosen_model] if looks == 1 else None
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vestige import methods
 from vestige.errors import ConfigError
-from vestige.methods import planned_charges, resolve
 from vestige.privacy import accounting, ledger_file
 from vestige.privacy.ledger import Event
 from vestige.train.config import DEFAULT_NOISE, TrainConfig, check_lot
@@ -134,7 +134,7 @@ def prepare(
     model = models.build(config.chosen_model, dataset.input_shape, dataset.classes, config.seed).to(
         device
     )
-    method = resolve(config.method, config.settings)
+    method = methods.resolve(config.method, config.settings)
     if known is None:
         # Found here rather than in the engine, before seconds go into the calibration.
         parts, _ = taken_apart(config.chosen_clipping)
@@ -147,14 +147,14 @@ def prepare(
 
 def _accounted(config: TrainConfig, records: int, groups: tuple[str, ...]) -> Prepared:
     """The noise of a run and the epsilon at its end, with what else is on its ledger."""
-    method, steps = resolve(config.method, config.settings), config.planned_steps(records)
+    method, steps = methods.resolve(config.method, config.settings), config.planned_steps(records)
     noise = DEFAULT_NOISE if config.noise_multiplier is None else config.noise_multiplier
     if config.group_noise_multiplier is not None:
         noise = config.group_noise_multiplier / math.sqrt(len(groups))
     planned, earlier = math.inf, _earlier(config)
     if method.private or config.epsilon is not None:
         lot, rate = config.chosen_lot, config.chosen_lot / records
-        charges = planned_charges(
+        charges = methods.planned_charges(
             method, config.chosen_clipping, len(groups), records, lot, rate, steps
         )
         if config.epsilon is not None:
