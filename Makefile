@@ -36,11 +36,11 @@ clean:
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) -e .
+	$(PIP) -e '.[all]'
 	@touch $@
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[all,dev]'
 	@touch $@
 $(VENV)/.ready-bench: $(VENV)/.ready-dev
-	$(PIP) -e '.[bench]'
+	$(PIP) -e '.[all,bench]'
 	@touch $@

@@ -1,5 +1,5 @@
 """`python -m vestige` is the same program as `vestige`."""
 
-from vestige.cli.app import main
+from vestige.cli import main
 
 main()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import decimal
 import math
+import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -107,6 +109,16 @@ def _rounded(value: float, places: int, how: str) -> str:
     unit = decimal.Decimal(1).scaleb(-places)
     # `plus` takes the sign from a zero.
     return f"{_EXACT.plus(exact.quantize(unit, how, _EXACT)):f}"
+
+
+def printable(value: object) -> str:
+    """Text without control characters: no forged line, no escape sequence, no turned direction."""
+    return "".join(c for c in str(value) if unicodedata.category(c)[0] != "C")
+
+
+def one_line(value: object) -> str:
+    """The same, with a space where there was white space of any kind."""
+    return " ".join(printable(re.sub(r"\s", " ", str(value))).split())
 
 
 def check_state(what: str, saved: Any, ours: Any, finite_entries: bool = False) -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from vestige.cli.app import app
+
+TINY = (
+    "train --model linear --train-size 40 --test-size 20 --lot 8 --steps 7 --accountant rdp "
+    "--device cpu"
+)
 
 
 def run(arguments: str, *more: str, **environment: str) -> Result:
@@ -34,3 +41,20 @@ def run_json(arguments: str, *more: str) -> dict[str, Any]:
 def plain(text: str) -> str:
     """Without colours, frames and line breaks."""
     return " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|[│╭╮╰╯─┃┏┓]", " ", text).split())
+
+
+def weights(report: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The weights that a run has written."""
+    loaded = torch.load(Path(report["folder"]) / "model.pt", weights_only=True)
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def check_refused(result: Result, message: str) -> None:
+    """One line on stderr, nothing on stdout, exit code 2."""
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("vestige: error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr

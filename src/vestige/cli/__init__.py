@@ -1,5 +1,22 @@
 """The command line, one small file per command. It parses, calls and prints."""
 
-from vestige.cli.app import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+import sys
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
+
+
+def main() -> None:
+    """The entry point of the `vestige` program; without its extra it says what to install."""
+    try:
+        from vestige.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        sys.exit(
+            f"vestige: error: the command needs {error.name}, which is not installed: "
+            "pip install 'vestige-dp[cli]'"
+        )
+    app(prog_name="vestige")

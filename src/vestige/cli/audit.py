@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from vestige.checks import round_down, round_up
-from vestige.cli.display import pairs, print_json
+from vestige.cli.render import pairs, print_json
 from vestige.files import write_whole
 from vestige.methods import METHODS
 

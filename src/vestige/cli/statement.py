@@ -1,4 +1,4 @@
-"""The command about the privacy statement of a run: `vestige statement`. Thin, like cli.py."""
+"""`vestige statement`: what a run promises about privacy."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from typing import Annotated
 
 import typer
 
+from vestige.cli.options import Json
 from vestige.files import write_whole
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command()(statement)
 
 
 def statement(
     run: Annotated[Path, typer.Argument(help="A run folder of vestige train.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+    as_json: Json = False,
     out: Annotated[
         Path | None, typer.Option(help="Write to this file instead of the screen.")
     ] = None,
@@ -27,7 +23,7 @@ def statement(
         typer.Option(help="Of an unfinished run: the ledger file that it shares with others."),
     ] = None,
 ) -> None:
-    """What a run promises about privacy, and what it does not: a statement to be signed."""
+    """Print the statement of a run, or write it to a file."""
     from vestige.statement import check, markdown, read
 
     if (run / "checkpoint.pt").is_file():

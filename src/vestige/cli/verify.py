@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vestige.checks import round_down, round_up
-from vestige.cli.display import print_json
+from vestige.cli.render import print_json
 
 if TYPE_CHECKING:
     from vestige.audit.verify import Report, Verdict

@@ -21,7 +21,6 @@ from vestige.checks import check_count, round_up
 from vestige.engine.ending import ending
 from vestige.errors import ConfigError
 from vestige.lab.statistics import PairedTest, corrected, paired_test, summarise
-from vestige.lab.training_row import Unwritten
 from vestige.methods import resolve
 from vestige.plan import common_adjacency
 from vestige.privacy import accounting
@@ -67,7 +66,7 @@ class Study:
         check_count("seeds", self.seeds)
         if self.tune and self.base.lr is not None:
             raise ConfigError(f"lr {self.base.lr} and tune are both given: give one of them.")
-        replace(self.base, epsilon=self.epsilon)  # refuses a bad one
+        self.base.changed(epsilon=self.epsilon)  # refuses a bad one
 
     @property
     def reference(self) -> str:
@@ -167,8 +166,7 @@ class _Comparison:
     ) -> dict[str, Any] | None:
         if self._interrupted:
             return None
-        config = replace(
-            self._study.base,
+        config = self._study.base.changed(
             method=method,
             seed=seed,
             lr=rate,
@@ -179,7 +177,7 @@ class _Comparison:
         name += f", lr {config.chosen_lr:g}" if role == "tuning" else ""
         session = training.prepare(config, dataset=dataset)
         try:
-            result = session.run(lambda progress: self._tell(name, progress), Unwritten())
+            result = session.run(lambda progress: self._tell(name, progress))
         finally:
             # Also of a run that broke off: with what it had released, and what it had planned.
             self._events += session.engine.ledger.merged()

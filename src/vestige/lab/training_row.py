@@ -22,7 +22,6 @@ from vestige.lab.spending import epsilon_curve
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
 from vestige.train import training
-from vestige.train.run_folder import RunFolder
 from vestige.train.training import Progress
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tup
         run.train_config(device), optimizer=_optimizer(run), dataset=_prepared(run)
     )
     record.ledger = session.engine.ledger.merged
-    result = session.run(record, Unwritten())
+    result = session.run(record)
     if result["interrupted"]:
         raise KeyboardInterrupt
     record.account(result, last_only=task.role == "tuning")
@@ -147,31 +146,6 @@ class _Record:
             self.curve["epsilon_marginal"] = epsilon_curve(
                 papers, run.delta, self.marginal, "rdp_classic"
             )
-
-
-class Unwritten(RunFolder):
-    """A run folder that keeps nothing: a row is all that stays of a run."""
-
-    durable = False
-
-    def __init__(self) -> None:
-        super().__init__(None, "row")
-        self.path = Path()
-
-    def __enter__(self) -> Unwritten:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def write(self, name: str, content: bytes) -> None:
-        """Nothing."""
-
-    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Nothing."""
-
-    def write_lines(self, name: str, values: list[dict[str, Any]]) -> None:
-        """Nothing."""
 
 
 def _optimizer(run: RunSetting) -> Callable[..., torch.optim.Optimizer] | None:

@@ -29,12 +29,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field, model_validator
+
 from vestige import methods
-from vestige.checks import check_count, is_number
 from vestige.errors import ConfigError
 from vestige.methods.catalogue import METHODS
 from vestige.plan import at, lots_per_epoch
 from vestige.privacy import accounting
+from vestige.privacy.options import Accountant, Count, Delta, Options, Positive
 
 if TYPE_CHECKING:
     from vestige.privacy.factorisation import Series
@@ -49,46 +51,32 @@ BASELINE, FRACTIONAL = "dp-sgd", "fractional-noise"
 _MAX_STEPS = 10**7  # a column of numbers per step is kept, and there are some thirty rows
 
 
-@dataclass(frozen=True)
-class Request:
-    """The training to plan. Raises ConfigError for a bad value, before anything is computed.
+class Request(Options):
+    """The training to plan. Raises ConfigError for a bad value, before anything is computed."""
 
-    `max_memory` bounds what the noise may keep between steps, in vectors the size of the model.
-    """
+    dataset_size: Count = Field(description="Number of training records.")
+    lot: Count = Field(description="Expected lot size.")
+    epochs: Count = Field(description="Length of the training.")
+    epsilon: Positive = Field(description="The epsilon that every row reaches.")
+    delta: Delta = 1e-5
+    accountant: Accountant = "pld"
+    max_memory: int | None = Field(
+        default=None, ge=0, description="Most vectors of the model's size that the noise may keep."
+    )
 
-    dataset_size: int
-    lot: int
-    epochs: int
-    epsilon: float
-    delta: float = 1e-5
-    accountant: str = "pld"
-    max_memory: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("dataset_size", "lot", "epochs"):
-            check_count(name, getattr(self, name))
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Request:
         if self.lot > self.dataset_size:
             raise ConfigError(
                 f"lot {self.lot} is larger than the dataset of {self.dataset_size} records: give a "
                 "lot of at most the dataset's size."
-            )
-        if not is_number(self.epsilon) or self.epsilon <= 0:
-            raise ConfigError(
-                f"epsilon {self.epsilon!r} is not a finite number above 0: give the epsilon that "
-                "the whole training may spend."
-            )
-        memory: Any = self.max_memory
-        if memory is not None and (type(memory) is not int or memory < 0):
-            raise ConfigError(
-                f"max_memory {memory!r} is not a whole number of at least 0: give how many vectors "
-                "of the model's size the noise may keep, or leave it out."
             )
         if self.steps > _MAX_STEPS:
             raise ConfigError(
                 f"epochs {self.epochs} of {self.steps // self.epochs} lots are {self.steps} steps, "
                 f"more than {_MAX_STEPS}: raise the lot or lower the epochs."
             )
-        accounting.epsilon((), self.delta, self.accountant)  # checks the two
+        return self
 
     @property
     def steps(self) -> int:
@@ -168,7 +156,7 @@ class Comparison:
         """The comparison as plain JSON types."""
         row = self.recommended
         return {
-            **asdict(self.request),
+            **self.request.model_dump(),
             "steps": self.request.steps,
             "accountant": accounting.accountant_name(self.request.accountant),
             "guarantee": accounting.GUARANTEE,

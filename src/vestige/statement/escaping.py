@@ -1,14 +1,15 @@
 """Words that come from outside (names of data, methods, files, classes), shown and never obeyed.
 
-HTML pages have their own (report/markup.py); this is for Markdown and for the terminal.
+For Markdown: HTML pages (report/markup.py) and the terminal (cli/render.py) have their own.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping
 from typing import Any
+
+from vestige.checks import one_line
 
 # What Markdown, GitHub's form of it included, could take for markup. An underscore inside a word is
 # none, nor are brackets that neither link, nor define, nor tick a box, nor a lone < or >.
@@ -20,16 +21,6 @@ _MARKUP = re.compile(
     r"|:(?=//)|(?<=mailto):|(?<=xmpp):|(?<=www)\.",  # addresses that become links by themselves
     re.IGNORECASE,
 )
-
-
-def printable(value: object) -> str:
-    """Text without control characters: no forged line, no escape sequence, no turned direction."""
-    return "".join(c for c in str(value) if unicodedata.category(c)[0] != "C")
-
-
-def one_line(value: object) -> str:
-    """The same, with a space where there was white space of any kind."""
-    return " ".join(printable(re.sub(r"\s", " ", str(value))).split())
 
 
 def in_markdown(value: object) -> str:
@@ -56,10 +47,3 @@ def all_in_markdown(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [all_in_markdown(item) for item in value]
     return value
-
-
-def in_terminal(value: object) -> str:
-    """Text for a table or a bar of rich, which would obey [brackets]."""
-    from rich.markup import escape
-
-    return escape(one_line(value))

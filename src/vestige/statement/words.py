@@ -15,8 +15,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from vestige.checks import NO_GUARANTEE, digits_up, round_down, round_up
-from vestige.statement.escaping import in_markdown, one_line
+from vestige.checks import NO_GUARANTEE, digits_up, one_line, round_down, round_up
+from vestige.statement.escaping import in_markdown
 
 _MOST_VALUES = 8  # of a list in a cell of the page
 

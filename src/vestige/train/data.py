@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vestige.checks import is_whole
+from vestige.checks import check_count, is_whole
 from vestige.errors import ConfigError
-from vestige.train.download import Arrays, fetch
+from vestige.train.download import Arrays, fetch, not_installed
 
 ENTRIES = ("x_train", "y_train", "x_test", "y_test")
 
@@ -90,8 +90,8 @@ def load(
     split is public.
     """
     for option, size in (("train_size", train_size), ("test_size", test_size)):
-        if size is not None and (not is_whole(size) or size < 1):
-            raise ConfigError(f"{option} is {size!r}; it must be a whole number of at least 1.")
+        if size is not None:
+            check_count(option, size)
     if not is_whole(seed) or seed < 0:
         raise ConfigError(f"seed is {seed!r}; it must be a whole number of at least 0.")
 
@@ -251,8 +251,11 @@ def _user_file(name: str | Path) -> Path:
 
 
 def _split_digits(seed: int) -> Arrays:
-    # Imported here because scikit-learn takes a second to start.
-    from sklearn.datasets import load_digits
+    # Imported here because scikit-learn takes a second to start, and is no part of the core.
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        raise not_installed("scikit-learn", "the dataset digits") from error
 
     digits = load_digits()
     # The legacy generator: numpy promises that its shuffles stay the same in later versions.

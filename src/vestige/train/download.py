@@ -58,9 +58,24 @@ SOURCES: dict[str, tuple[Source, ...]] = {
 
 def cache_folder() -> Path:
     """The folder of the user's cache that keeps the downloaded files."""
-    import pooch
+    return Path(_pooch().os_cache("vestige"))
 
-    return Path(pooch.os_cache("vestige"))
+
+def _pooch() -> Any:
+    """The library that downloads, which is no part of the core."""
+    try:
+        import pooch
+    except ModuleNotFoundError as error:
+        raise not_installed("pooch", "the download of a benchmark set") from error
+    return pooch
+
+
+def not_installed(package: str, what: str) -> ConfigError:
+    """What to do where a package is not there that the core does without."""
+    return ConfigError(
+        f"{what} needs {package}, which is not installed: pip install 'vestige-dp[cli]', or give "
+        "your data as the path of an .npz file."
+    )
 
 
 def fetch(name: str, download: bool = True) -> Arrays:
@@ -86,8 +101,7 @@ def _parsed(name: str, files: Sequence[Path]) -> Arrays:
 
 
 def _retrieve(name: str, source: Source, download: bool) -> Path:
-    import pooch
-
+    pooch = _pooch()
     # A folder for each set: the publishers' file names alone do not say what they belong to.
     folder = cache_folder() / name
     remedy = (

@@ -1,41 +1,38 @@
-"""One run of the command line, from the private engine to the written result.
+"""One run, from the private engine to its metrics. It writes nothing: train/run_folder.py does.
 
-The folder gets config.json, ledger.jsonl and a first checkpoint before the first lot is drawn, a
-line of metrics and a checkpoint at every epoch, and model.pt, statement.md, statement.json and
-result.json at the end, when the checkpoint goes. A process that is killed leaves a folder that
-`training.resume` continues.
+`Session.lots` trains and hands out a `Progress` after every release, and one with a line of metrics
+at the end of every epoch.
 
-Guarantee: what the folder holds is a function of the releases, of public settings and of the
-held-out split, apart from the secrets beside the checkpoint. Realised lot sizes, the times that
-follow them and per-example numbers are never written, and the training loss only on request, under
-a name that says that it is outside the guarantee.
+Guarantee: what a session hands out is a function of the releases, of public settings and of the
+held-out split. Realised lot sizes, the times that follow them and per-example numbers are never
+handed out, and the training loss only on request, under a name that says that it is outside the
+guarantee.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import platform
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import vestige
+from vestige import methods
 from vestige.checks import finite
-from vestige.engine.ending import ending, stopped
+from vestige.engine.ending import ending
 from vestige.engine.forecast import events_ahead, lots_until
-from vestige.errors import BudgetExhausted, ConfigError
-from vestige.methods import resolve
+from vestige.errors import BudgetExhausted
 from vestige.privacy import accounting
 from vestige.privacy.accounting import computed_every, epsilon_on_the_way
 from vestige.privacy.ending import AS_PLANNED
-from vestige.statement.model import RunFacts
 from vestige.train.config import TrainConfig
-from vestige.train.interrupts import Interrupt
-from vestige.train.run_folder import LEDGER, RunFolder
 
 if TYPE_CHECKING:
     import torch
@@ -45,18 +42,19 @@ if TYPE_CHECKING:
     from vestige.train.data import Dataset
 
 HELD_OUT = "the held-out split, whose records the guarantee does not cover"
-CHECKPOINT = "checkpoint.pt"
 
+# The settings that a result repeats.
+_REPEATED = "dataset model delta target_epsilon clip lr seed repeatable_noise max_epsilon".split()
 # How many rows go through a model at once: memory must not grow with the lot.
-_ROWS = {"linear": 4096, "mlp": 4096, "cnn": 1024, "resnet18": 128}
+ROWS_AT_ONCE = {"linear": 4096, "mlp": 4096, "cnn": 1024, "resnet18": 128}
 
 
 @dataclass(frozen=True)
 class Progress:
     """Where a run stands: told to `train`'s callback at every stage, lot and epoch.
 
-    `metrics` is the line of metrics.jsonl that was just written, at the end of an epoch only, and
-    `folder` the one that it was written to.
+    `metrics` is a line of metrics.jsonl, at the end of an epoch only, and `folder` the one that it
+    was written to, where it was.
     """
 
     stage: str
@@ -78,8 +76,37 @@ class Prepared:
     earlier: int = 0  # releases of other runs on the ledger, which the noise was solved with
 
 
+class Interrupt:
+    """While entered, the first Ctrl-C asks the loop to stop and the second one is an exception.
+
+    An exception at an arbitrary place could tear a release or the ledger apart.
+    """
+
+    def __init__(self) -> None:
+        self.pending = False
+        self._installed = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupt:
+        # Signals belong to the main thread; a process that ignores them keeps ignoring them.
+        on_main = threading.current_thread() is threading.main_thread()
+        if on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before = signal.signal(signal.SIGINT, self._handle)
+            self._installed = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._installed:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.pending:
+            raise KeyboardInterrupt
+        self.pending = True
+
+
 class Session:
-    """One run, from the private engine to the written result."""
+    """One run, from the private engine to its result."""
 
     def __init__(
         self,
@@ -109,7 +136,7 @@ class Session:
             data_loader=DataLoader(TensorDataset(*self.train_data), batch_size=config.chosen_lot),
             **_noise_form(config, prepared.noise, prepared.groups),
             clipping=config.chosen_clipping,
-            method=resolve(config.method, config.settings),
+            method=methods.resolve(config.method, config.settings),
             max_physical_batch_size=_physical_rows(config),
             steps=self.steps,
             averaging=config.averaging,
@@ -121,89 +148,68 @@ class Session:
         self.lines: list[dict[str, Any]] = []
         self.noted: dict[str, Any] = {}  # diagnostics of the epoch under way, by name
         self.seconds = 0.0  # of training; follows the sizes of lots, so it is never written
-        self.resumed = False
         self.budget_spent = False
 
-    def run(
-        self, tell: Callable[[Progress], None], folder: RunFolder | None = None
-    ) -> dict[str, Any]:
-        """Train, write every file into a fresh run folder or `folder`, and return the result."""
-        repeatable = _deterministic(self.config.noise_seed is not None)
-        parts = (Path(self.config.dataset).stem, self.config.chosen_model, self.config.method)
-        place = RunFolder(self.config.out, "-".join(parts)) if folder is None else folder
-        with Interrupt() as interrupt, repeatable, place as folder:
-            try:
-                if folder.durable and not self.resumed:
-                    self._begin(folder)
-                self._train(tell, interrupt, folder)
-                return self._finish(folder)
-            finally:
-                folder.keep = folder.keep or bool(self.engine.charged)
-                self.engine.close()
+    @property
+    def per_epoch(self) -> int:
+        """The number of lots in an epoch."""
+        return self.engine.plan.lots_per_epoch
 
-    def _begin(self, folder: RunFolder) -> None:
-        """Have on the disk what a resume needs, before the first lot."""
-        self.engine.keep_ledger(self.config.ledger or folder.own(LEDGER))
-        if self.engine.earlier != self.prepared.earlier:
-            raise ConfigError(
-                f"the ledger {str(self.config.ledger)!r} was charged by another run while this one "
-                "was prepared: start it again, and what was spent will be counted."
-            )
-        folder.write_json("config.json", self._public_config())
-        self._save(folder)
+    def run(self, tell: Callable[[Progress], None]) -> dict[str, Any]:
+        """Train to the end or to the first Ctrl-C, and return the result; nothing is written."""
+        with Interrupt() as interrupt, self.settled():
+            for progress in self.lots(lambda: interrupt.pending):
+                tell(progress)
+            return self.result()
 
-    def restore(self, folder: Path, ledger: Path) -> None:
-        """Take up the run in `folder` where its last checkpoint was made."""
-        self.engine.keep_ledger(ledger, create=False)
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """While entered, convolutions repeat in test mode; the engine is closed at the end."""
+        import torch
+
+        # On a GPU they add in an order of their own each time, unless they are told not to.
+        before = torch.backends.cudnn.deterministic
+        torch.backends.cudnn.deterministic = before or self.config.noise_seed is not None
         try:
-            saved = self.engine.load_checkpoint(folder / CHECKPOINT)
-        except BaseException:
+            yield
+        finally:
+            torch.backends.cudnn.deterministic = before
             self.engine.close()
-            raise
-        self.lines, self.noted = saved["lines"], saved["noted"]
-        self.resumed = True
 
-    def _public_config(self) -> dict[str, Any]:
-        return self.config.public() | {
-            "settings": dict(self.engine.plan.settings),
-            "beta": self.engine.plan.beta,
-            "noise_multiplier": self.engine.plan.noise_multiplier,
-            "planned_steps": self.steps,
-            "planned_epsilon": finite(self.prepared.planned),
-            "optimizer": type(self.optimizer).__name__,
-            "device": self.device,
-            "versions": versions(),
-        }
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to train."""
+        return self.engine.released == self.steps or self.budget_spent
 
-    def _train(
-        self, tell: Callable[[Progress], None], interrupt: Interrupt, folder: RunFolder
-    ) -> None:
-        engine, per_epoch = self.engine, self.engine.plan.lots_per_epoch
-        every = self.config.checkpoint_every or per_epoch
-        epochs = -(-self.steps // per_epoch)
-        tell(Progress("training", engine.released, self.steps, epochs))
-        while engine.released < self.steps and not interrupt.pending and not self.budget_spent:
-            before, started = self.seconds, time.perf_counter()
+    @property
+    def at_epoch_end(self) -> bool:
+        """Whether the last release ended an epoch, or the run."""
+        return self.engine.released % self.per_epoch == 0 or self.engine.released == self.steps
+
+    def lots(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Progress]:
+        """Train; comes back after every release, and with a line of metrics after every epoch.
+
+        Where `stop` answers yes, the lot at hand is the last one, and its metrics come at once.
+        """
+        engine = self.engine
+        yield self._progress()
+        while not (self.over or stop()):
+            started = time.perf_counter()
             for _ in self._epoch():
-                folder.keep = True
-                tell(Progress("training", engine.released, self.steps, epochs))
                 self._note(engine.diagnostics())
-                self.seconds = before + time.perf_counter() - started
-                at_end = engine.released % per_epoch == 0 or engine.released == self.steps
-                if not at_end and (interrupt.pending or engine.released % every == 0):
-                    self._save(folder)  # before the line of an epoch that was cut short
-                if at_end or interrupt.pending:
+                self.seconds += time.perf_counter() - started
+                yield self._progress()
+                started = time.perf_counter()
+                if self.at_epoch_end or stop():
                     break
-            if self.lines and self.lines[-1]["step"] == engine.released:
-                continue  # the budget was spent at the end of an epoch
-            self.lines.append(self._measure())
-            folder.write_lines("metrics.jsonl", self.lines)
-            if engine.released % per_epoch == 0 and (
-                engine.released % every == 0 or interrupt.pending
-            ):
-                self._save(folder)
-            line = self.lines[-1]
-            tell(Progress("training", engine.released, self.steps, epochs, line, folder.path))
+            if not self.lines or self.lines[-1]["step"] != engine.released:
+                # Otherwise the budget was spent at the end of an epoch.
+                self.lines.append(self._measure())
+                yield self._progress(self.lines[-1])
+
+    def _progress(self, metrics: Mapping[str, Any] | None = None) -> Progress:
+        epochs = -(-self.steps // self.per_epoch)
+        return Progress("training", self.engine.released, self.steps, epochs, metrics)
 
     def _epoch(self) -> Iterator[None]:
         """One pass over the loader; comes back after every release."""
@@ -224,73 +230,18 @@ class Session:
         except BudgetExhausted:
             self.budget_spent = True
 
-    def _finish(self, folder: RunFolder) -> dict[str, Any]:
-        """Write what a run leaves behind; the checkpoint of one that is over goes."""
-        from vestige.engine import checkpoint
-
-        folder.write("model.pt", self._weights())
-        if self.config.averaging and self.engine.released:
-            with self._averaged():
-                folder.write("model_averaged.pt", self._weights())
-        over = self.engine.released == self.steps or self.budget_spent
-        result = self._result(str(folder.path), interrupted=not over)
-        if folder.durable:
-            self._state(folder, result)
-        folder.write_json("result.json", result)
-        if over and folder.durable:
-            checkpoint.remove(folder.path / CHECKPOINT)
-        return result
-
-    def _state(self, folder: RunFolder, result: Mapping[str, Any]) -> None:
-        """Write the privacy statement."""
-        from vestige import statement
-
-        stated = self.engine.statement(
-            self.config.delta, caveats=self._caveats(), **self._facts(result)
-        )
-        folder.write_json(statement.JSON_FILE, stated)
-        folder.write(statement.MARKDOWN_FILE, statement.markdown(stated).encode())
-
-    def _facts(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """The public facts of the run that its statement names."""
-        facts = {name: result[name] for name in RunFacts.model_fields if name in result} | {
-            "classes": self.dataset.classes,
-            "classes_inferred": self.dataset.classes_inferred,
-            "planned_epsilon": finite(self.prepared.planned),
-            "held_out": ["test_loss", "test_accuracy"],
-            "outside_guarantee": ["train_loss_outside_guarantee"] if self.config.train_loss else [],
-        }
-        return facts | ({"stopped_by": "budget guard"} if self.budget_spent else {})
-
-    def _save(self, folder: RunFolder) -> None:
-        if folder.durable:
-            self.engine.save_checkpoint(
-                folder.own(CHECKPOINT),
-                config=self.config.saved(),
-                prepared={
-                    "steps": self.steps,
-                    "noise": self.prepared.noise,
-                    "planned": self.prepared.planned,
-                    "groups": list(self.prepared.groups),
-                    "earlier": self.prepared.earlier,
-                },
-                ending=stopped(self.engine._attached()).state(),
-                lines=self.lines,
-                noted=self.noted,
-            )
-
     def _measure(self) -> dict[str, Any]:
         """A line of metrics.jsonl, from the weights and the held-out split."""
         loss, accuracy = self._evaluate(*self.test_data)
         line: dict[str, Any] = {
             "step": self.engine.released,
-            "epoch": -(-self.engine.released // self.engine.plan.lots_per_epoch),
+            "epoch": -(-self.engine.released // self.per_epoch),
             "epsilon": finite(self._live_epsilon()),
             "test_loss": finite(loss),
             "test_accuracy": accuracy,
         }
         if self.config.averaging and self.engine.released:
-            with self._averaged():
+            with self.averaged():
                 loss, accuracy = self._evaluate(*self.test_data)
             line |= {"averaged_test_loss": finite(loss), "averaged_test_accuracy": accuracy}
         if self.noted:
@@ -328,7 +279,7 @@ class Session:
         import torch
         from torch.nn.functional import cross_entropy
 
-        rows = _ROWS[self.config.chosen_model]
+        rows = ROWS_AT_ONCE[self.config.chosen_model]
         loss, right = 0.0, 0
         self.model.eval()
         with torch.no_grad():
@@ -340,7 +291,7 @@ class Session:
         return loss / len(y), right / len(y)
 
     @contextlib.contextmanager
-    def _averaged(self) -> Iterator[None]:
+    def averaged(self) -> Iterator[None]:
         """While entered, the model has its averaged weights."""
         last = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
         self.model.load_state_dict(self.engine.averaged_state_dict())
@@ -349,32 +300,21 @@ class Session:
         finally:
             self.model.load_state_dict(last)
 
-    def _weights(self) -> bytes:
-        import torch
-
-        # Copies on the CPU: the file then loads on any machine and holds the weights alone.
-        state = {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        return buffer.getvalue()
-
-    def _result(self, folder: str, interrupted: bool) -> dict[str, Any]:
+    def result(self, folder: str = "") -> dict[str, Any]:
+        """What the run came to, as result.json has it."""
         plan, last = self.engine.plan, self.lines[-1] if self.lines else self._measure()
         end, spent = ending(self.engine._attached()), self.engine.ledger.merged()
         epsilon = end.epsilon(spent, self.config.delta, self.engine.accountant)
         said = end.text(self.engine.released, self.steps)
-        result = {
+        public = self.config.public()
+        result = {name: public[name] for name in _REPEATED} | {
             "method": plan.method,
             "settings": dict(plan.settings),
             "beta": plan.beta,
-            "dataset": self.config.dataset,
-            "model": self.config.chosen_model,
             "accuracy": last["test_accuracy"],
             "loss": last["test_loss"],
             "measured_on": HELD_OUT,
             "epsilon": finite(epsilon),
-            "delta": self.config.delta,
-            "target_epsilon": self.config.epsilon,
             "accountant": self.engine.accountant,
             "guarantee": accounting.guarantee(epsilon, self.engine.adjacency),
             "adjacency": self.engine.adjacency,
@@ -384,19 +324,14 @@ class Session:
             "records": plan.dataset_size,
             "steps": self.engine.released,
             "epochs": self.engine.released / plan.lots_per_epoch,
-            "clip": self.config.public()["clip"],
             "clipping": plan.clipping,
             "optimizer": type(self.optimizer).__name__,
-            "lr": self.config.chosen_lr,
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            "seed": self.config.seed,
-            "repeatable_noise": self.config.noise_seed is not None,
-            "interrupted": interrupted,
-            "max_epsilon": self.config.max_epsilon,
+            "interrupted": not self.over,
             "budget_spent": self.budget_spent,
             "lost_releases": self.engine.lost,
             "earlier_releases": self.engine.earlier,
-            "caveats": self._caveats() + ([said] if end.kind != AS_PLANNED else []),
+            "caveats": self.caveats() + ([said] if end.kind != AS_PLANNED else []),
             "device": self.device,
             "folder": folder,
             "versions": versions(),
@@ -409,7 +344,8 @@ class Session:
             result[key] = last[key]
         return result
 
-    def _caveats(self) -> list[str]:
+    def caveats(self) -> list[str]:
+        """What a reader of the result must know."""
         caveats = self.engine.caveats()
         if self.dataset.classes_inferred:
             caveats.append(
@@ -426,19 +362,6 @@ class Session:
         return caveats
 
 
-@contextlib.contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
-    """Convolutions on a GPU add in an order of their own each time, unless they are told not to."""
-    import torch
-
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = before or wanted
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.deterministic = before
-
-
 def _noise_form(config: TrainConfig, noise: float, groups: tuple[str, ...]) -> dict[str, Any]:
     """Noise and clip as the engine takes them: jointly, or the papers' sigma_g C_g by group."""
     if config.group_noise_multiplier is None:
@@ -450,8 +373,8 @@ def _noise_form(config: TrainConfig, noise: float, groups: tuple[str, ...]) -> d
 
 def _physical_rows(config: TrainConfig) -> int | None:
     """The rows that a model runs on at once; None where a method needs the lot in one piece."""
-    looks = resolve(config.method, config.settings).looks
-    return _ROWS[config.chosen_model] if looks == 1 else None
+    looks = methods.resolve(config.method, config.settings).looks
+    return ROWS_AT_ONCE[config.chosen_model] if looks == 1 else None
 
 
 def versions() -> dict[str, str]:

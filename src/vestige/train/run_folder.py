@@ -1,21 +1,36 @@
-"""The folder of a run: where it is, and files that appear whole or not at all."""
+"""The folder of a run: where it is, what is written into it and when, and taking it up again.
+
+The folder gets config.json, ledger.jsonl and a first checkpoint before the first lot is drawn, a
+line of metrics and a checkpoint at every epoch, and model.pt, statement.md, statement.json and
+result.json at the end, when the checkpoint goes. A process that is killed leaves a folder that
+`training.resume` continues. Files appear whole or not at all.
+
+Guarantee: that of train/loop.py; the secrets beside the checkpoint are all else that is written.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from vestige.checks import finite
+from vestige.engine.ending import stopped
 from vestige.errors import ConfigError, StorageError
 from vestige.files import write_whole
+from vestige.statement.model import RunFacts
+from vestige.train.config import check_out
+from vestige.train.loop import Interrupt, Progress, Session, versions
 
-LEDGER = "ledger.jsonl"
+LEDGER, CHECKPOINT = "ledger.jsonl", "checkpoint.pt"
+METRICS, CONFIG, RESULT = "metrics.jsonl", "config.json", "result.json"
 
 
 class RunFolder:
@@ -23,8 +38,6 @@ class RunFolder:
 
     If the run fails before `keep` was set (at the first release), the folder disappears again.
     """
-
-    durable = True  # whether the ledger and checkpoints are kept in it
 
     def __init__(self, out: Path | None, name: str) -> None:
         self.keep = False
@@ -134,24 +147,130 @@ def run_ledger(folder: Path, saved: Path | str | None, named: Path | str | None)
     return path
 
 
-def check_out(folder: Path, fresh: bool) -> None:
-    """Refuse a run folder that is in use or cannot be made; nothing is created."""
-    try:
-        if fresh and folder.is_dir() and any(folder.iterdir()):
+class RunWriter:
+    """Runs a session and has everything on the disk that a reader or a resume needs."""
+
+    def __init__(self, session: Session, folder: RunFolder | None = None) -> None:
+        config = session.config
+        parts = (Path(config.dataset).stem, config.chosen_model, config.method)
+        self._folder = folder or RunFolder(config.out, "-".join(parts))
+        self._session, self._engine, self._resumed = session, session.engine, False
+
+    def restore(self, ledger: Path) -> None:
+        """Take up the run where its last checkpoint was made."""
+        self._engine.keep_ledger(ledger, create=False)
+        try:
+            saved = self._engine.load_checkpoint(self._folder.path / CHECKPOINT)
+        except BaseException:
+            self._engine.close()
+            raise
+        self._session.lines, self._session.noted = saved["lines"], saved["noted"]
+        self._resumed = True
+
+    def run(self, tell: Callable[[Progress], None]) -> dict[str, Any]:
+        """Train to the end or to the first Ctrl-C, write every file and return the result."""
+        with Interrupt() as interrupt, self._folder as folder, self._session.settled():
+            try:
+                if not self._resumed:
+                    self._begin()
+                self._train(tell, interrupt)
+                return self._finish()
+            finally:
+                folder.keep = folder.keep or bool(self._engine.charged)
+
+    def _begin(self) -> None:
+        """Have on the disk what a resume needs, before the first lot."""
+        session, ledger = self._session, self._session.config.ledger
+        self._engine.keep_ledger(ledger or self._folder.own(LEDGER))
+        if self._engine.earlier != session.prepared.earlier:
             raise ConfigError(
-                f"out {str(folder)!r} is in use: it is a folder with files in it; give a new or "
-                "empty one."
+                f"the ledger {str(ledger)!r} was charged by another run while this one was "
+                "prepared: start it again, and what was spent will be counted."
             )
-        nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    except OSError as error:
-        raise ConfigError(
-            f"out {str(folder)!r} cannot be used ({error.strerror}): give another folder."
-        ) from error
-    if not nearest.is_dir():
-        raise ConfigError(
-            f"out {str(folder)!r} cannot be made: {str(nearest)!r} is not a folder; give another."
+        plan = self._engine.plan
+        described = session.config.public() | {
+            "settings": dict(plan.settings),
+            "beta": plan.beta,
+            "noise_multiplier": plan.noise_multiplier,
+            "planned_steps": session.steps,
+            "planned_epsilon": finite(session.prepared.planned),
+            "optimizer": type(session.optimizer).__name__,
+            "device": session.device,
+            "versions": versions(),
+        }
+        self._folder.write_json(CONFIG, described)
+        self._save()
+
+    def _train(self, tell: Callable[[Progress], None], interrupt: Interrupt) -> None:
+        session, engine, before = self._session, self._engine, self._engine.released
+        every = session.config.checkpoint_every or session.per_epoch
+        for progress in session.lots(lambda: interrupt.pending):
+            if progress.metrics is not None:
+                self._folder.write_lines(METRICS, session.lines)
+                whole = engine.released % session.per_epoch == 0
+                if whole and (engine.released % every == 0 or interrupt.pending):
+                    self._save()
+                tell(replace(progress, folder=self._folder.path))
+                continue
+            made, before = engine.released > before, engine.released
+            self._folder.keep = self._folder.keep or made
+            tell(progress)
+            due = engine.released % every == 0 or interrupt.pending
+            if made and due and not session.at_epoch_end:
+                self._save()  # before the line of an epoch that was cut short
+
+    def _save(self) -> None:
+        session = self._session
+        self._engine.save_checkpoint(
+            self._folder.own(CHECKPOINT),
+            config=session.config.saved(),
+            prepared=asdict(session.prepared) | {"groups": list(session.prepared.groups)},
+            ending=stopped(self._engine._attached()).state(),
+            lines=session.lines,
+            noted=session.noted,
         )
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"out {str(folder)!r} cannot be made: {str(nearest)!r} is not writable; give another."
+
+    def _finish(self) -> dict[str, Any]:
+        """Write what a run leaves behind; the checkpoint of one that is over goes."""
+        from vestige import statement
+        from vestige.engine import checkpoint
+
+        session, folder = self._session, self._folder
+        folder.write("model.pt", self._weights())
+        if session.config.averaging and self._engine.released:
+            with session.averaged():
+                folder.write("model_averaged.pt", self._weights())
+        result = session.result(str(folder.path))
+        stated = self._engine.statement(
+            session.config.delta, caveats=session.caveats(), **self._facts(result)
         )
+        folder.write_json(statement.JSON_FILE, stated)
+        folder.write(statement.MARKDOWN_FILE, statement.markdown(stated).encode())
+        folder.write_json(RESULT, result)
+        if session.over:
+            checkpoint.remove(folder.path / CHECKPOINT)
+        return result
+
+    def _facts(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """The public facts of the run that its statement names."""
+        session = self._session
+        facts = {name: result[name] for name in RunFacts.model_fields if name in result} | {
+            "classes": session.dataset.classes,
+            "classes_inferred": session.dataset.classes_inferred,
+            "planned_epsilon": finite(session.prepared.planned),
+            "held_out": ["test_loss", "test_accuracy"],
+            "outside_guarantee": (
+                ["train_loss_outside_guarantee"] if session.config.train_loss else []
+            ),
+        }
+        return facts | ({"stopped_by": "budget guard"} if session.budget_spent else {})
+
+    def _weights(self) -> bytes:
+        import torch
+
+        # Copies on the CPU: the file then loads on any machine and holds the weights alone.
+        state = self._session.model.state_dict()
+        copies = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
+        buffer = io.BytesIO()
+        torch.save(copies, buffer)
+        return buffer.getvalue()

@@ -1,10 +1,10 @@
 """The training behind the command line, usable as functions: `train` and `resume`.
 
-`train` runs a `TrainConfig` and leaves a folder with the weights, the result and the statement (see
-session.py); `resume` continues a run that was killed or interrupted. Torch is imported inside the
-functions, so that `vestige budget` and `--help` are answered at once.
+`train` runs a `TrainConfig` and leaves a folder with the weights, the result and the statement;
+`resume` continues a run that was killed or interrupted; run_folder.py writes. Torch is imported
+inside the functions, so that a wrong option is answered at once.
 
-Guarantee: that of session.py; and what a resumed run had spent before stays charged.
+Guarantee: that of run_folder.py; and what a resumed run had spent before stays charged.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vestige import methods
 from vestige.errors import ConfigError
-from vestige.methods import planned_charges, resolve
 from vestige.privacy import accounting, ledger_file
 from vestige.privacy.ledger import Event
-from vestige.train.config import TrainConfig, check_lot
-from vestige.train.loop import CHECKPOINT, HELD_OUT, Prepared, Progress, Session, versions
-from vestige.train.run_folder import ExistingFolder, run_ledger
+from vestige.train.config import DEFAULT_NOISE, TrainConfig, check_lot
+from vestige.train.loop import HELD_OUT, Prepared, Progress, Session, versions
+from vestige.train.run_folder import CHECKPOINT, ExistingFolder, RunWriter, run_ledger
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HELD_OUT", "Progress", "Session", "prepare", "resume", "train", "versions"]
 
-DEFAULT_NOISE = 1.0
 Optimizers = Callable[..., "torch.optim.Optimizer"]
 Tell = Callable[[Progress], None]
 
@@ -49,7 +47,7 @@ def train(
     target `epsilon` it never exceeds the target, with a `max_epsilon` never that.
     """
     tell = progress or (lambda _: None)
-    return prepare(config, optimizer=optimizer, progress=progress).run(tell)
+    return RunWriter(prepare(config, optimizer=optimizer, progress=progress)).run(tell)
 
 
 def resume(
@@ -99,10 +97,11 @@ def resume(
     config, known = _restored(saved, noise_seed)
     path = run_ledger(folder, config.ledger, ledger)
     if ledger is not None:
-        config = replace(config, ledger=path)
+        config = config.changed(ledger=path)
     session = prepare(config, optimizer=optimizer, progress=progress, known=known)
-    session.restore(folder, path)
-    return session.run(progress or (lambda _: None), ExistingFolder(folder))
+    writer = RunWriter(session, ExistingFolder(folder))
+    writer.restore(path)
+    return writer.run(progress or (lambda _: None))
 
 
 def prepare(
@@ -113,7 +112,7 @@ def prepare(
     dataset: Dataset | None = None,
     known: Prepared | None = None,
 ) -> Session:
-    """`train` up to its first lot: `Session.run` does the rest.
+    """`train` up to its first lot: `Session.run` trains, and `RunWriter` writes too.
 
     `dataset` takes the place of the one that `config` names, for callers that have it at hand;
     `known` is what an earlier call has solved for.
@@ -135,7 +134,7 @@ def prepare(
     model = models.build(config.chosen_model, dataset.input_shape, dataset.classes, config.seed).to(
         device
     )
-    method = resolve(config.method, config.settings)
+    method = methods.resolve(config.method, config.settings)
     if known is None:
         # Found here rather than in the engine, before seconds go into the calibration.
         parts, _ = taken_apart(config.chosen_clipping)
@@ -148,14 +147,14 @@ def prepare(
 
 def _accounted(config: TrainConfig, records: int, groups: tuple[str, ...]) -> Prepared:
     """The noise of a run and the epsilon at its end, with what else is on its ledger."""
-    method, steps = resolve(config.method, config.settings), config.planned_steps(records)
+    method, steps = methods.resolve(config.method, config.settings), config.planned_steps(records)
     noise = DEFAULT_NOISE if config.noise_multiplier is None else config.noise_multiplier
     if config.group_noise_multiplier is not None:
         noise = config.group_noise_multiplier / math.sqrt(len(groups))
     planned, earlier = math.inf, _earlier(config)
     if method.private or config.epsilon is not None:
         lot, rate = config.chosen_lot, config.chosen_lot / records
-        charges = planned_charges(
+        charges = methods.planned_charges(
             method, config.chosen_clipping, len(groups), records, lot, rate, steps
         )
         if config.epsilon is not None:

@@ -17,8 +17,7 @@ from vestige.privacy import ledger_file
 from vestige.privacy.ending import Ending
 from vestige.privacy.ledger import Facts, together
 from vestige.statement import build
-from vestige.train.loop import CHECKPOINT
-from vestige.train.run_folder import run_ledger
+from vestige.train.run_folder import CHECKPOINT, run_ledger
 
 
 def of_folder(folder: Path, ledger: Path | None = None) -> dict[str, Any]:

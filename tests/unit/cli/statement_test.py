@@ -9,21 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
+from tests.support.program import run
 from tests.support.statements import whole
 from vestige import statement
-from vestige.cli import statement as cli_statement
-from vestige.cli.app import _Program
 
 
 def call(*arguments: str) -> Result:
-    app = typer.Typer(cls=_Program, add_completion=False, pretty_exceptions_enable=False)
-    app.callback()(lambda: None)  # a program with subcommands, like the real one
-    cli_statement.register(app)
-    line = ["statement", *arguments]
-    return CliRunner().invoke(app, line, catch_exceptions=False, prog_name="vestige")
+    return run("statement", *arguments)
 
 
 def folder_with(path: Path, content: bytes | None = None) -> Path:

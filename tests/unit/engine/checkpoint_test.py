@@ -28,6 +28,7 @@ from vestige.release.door import Door
 from vestige.sampling.streams import Randomness
 from vestige.train import training
 from vestige.train.config import TrainConfig
+from vestige.train.run_folder import RunWriter
 
 STEPS = 17
 SMALL = {
@@ -617,7 +618,7 @@ def test_a_ledger_that_was_charged_meanwhile_is_noticed(tmp_path):
                                        ledger=ledger))  # fmt: skip
     training.train(config(tmp_path / "a", ledger=ledger))
     with pytest.raises(ConfigError, match="charged by another run while"):
-        prepared.run(lambda _: None)
+        RunWriter(prepared).run(lambda _: None)
     assert not (tmp_path / "b").exists()
 
 

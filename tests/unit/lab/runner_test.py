@@ -391,12 +391,11 @@ def test_memory_diagnostics_are_means_over_groups_and_steps(toy: Experiment) -> 
     run_ = task.run.changed(model="mlp", method="sma", settings=settings, epochs=3)
     row = make_row(replace(task, run=run_, config=run_.config()))
 
-    from vestige.lab.training_row import Unwritten
     from vestige.train import training
 
     lines: list[Any] = []
     session = training.prepare(run_.train_config(), dataset=load_ranges("digits", (0, 300), (0, 9)))
-    session.run(lambda p: lines.append(p.metrics) if p.metrics else None, Unwritten())
+    session.run(lambda p: lines.append(p.metrics) if p.metrics else None)
     for name in ("depth", "memory_ratio", "rho", "tempering"):
         values = [
             value
@@ -1167,9 +1166,9 @@ def test_compare_after_an_interrupt_states_what_was_spent(
 
     real, runs = training.Session.run, []
 
-    def broken_off(self: Any, tell: Any, folder: Any = None) -> dict[str, Any]:
+    def broken_off(self: Any, tell: Any) -> dict[str, Any]:
         runs.append(self)
-        result = real(self, tell, folder)
+        result = real(self, tell)
         return result | {"interrupted": len(runs) == 2}
 
     monkeypatch.setattr(training.Session, "run", broken_off)

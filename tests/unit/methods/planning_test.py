@@ -17,7 +17,7 @@ from scipy.linalg import toeplitz
 
 from tests.support.program import run, run_json
 from vestige import methods
-from vestige.cli import planning_report
+from vestige.cli import plan
 from vestige.errors import ConfigError
 from vestige.methods import planning
 from vestige.methods.planning import Comparison, Form, Request, Row
@@ -154,7 +154,7 @@ def test_the_reference_training_with_pld(
 ) -> None:
     monkeypatch.setattr(planning, "ORDERS", (0.8,))
     monkeypatch.setattr(planning, "BANDS", (8,))
-    comparison = planning.compare(Request(5000, 200, 100, epsilon))
+    comparison = planning.compare(Request(dataset_size=5000, lot=200, epochs=100, epsilon=epsilon))
     (row,) = comparison.fractional
     assert comparison.request.steps == 2500
     assert (row.sample_rate, row.events, row.memory) == (0.32, 313, 7)
@@ -164,8 +164,8 @@ def test_the_reference_training_with_pld(
 
 
 def test_few_epochs_gain_far_more() -> None:
-    few = planning.compare(Request(5000, 200, 1, 5.0, accountant="rdp")).best
-    many = planning.compare(Request(5000, 200, 100, 5.0, accountant="rdp")).best
+    few = small(dataset_size=5000, lot=200, epochs=1, epsilon=5.0).best
+    many = small(dataset_size=5000, lot=200, epochs=100, epsilon=5.0).best
     assert few is not None and many is not None
     assert 1 - few.ratio > 5 * (1 - many.ratio) > 0.1
 
@@ -256,7 +256,7 @@ def test_a_gain_below_two_per_cent_is_not_worth_it() -> None:
 
 
 def words(comparison: Comparison) -> str:
-    return " ".join(planning_report.words(comparison))
+    return " ".join(plan.words(comparison))
 
 
 def test_the_text_names_the_choice_its_gain_and_its_memory() -> None:
@@ -394,15 +394,15 @@ def test_the_plot_shows_every_order_and_the_choice() -> None:
         ("--lot 1001", "lot 1001 is larger than the dataset of 1000 records"),
         ("--epochs 0", "epochs=0 must be a whole number"),
         ("--epochs 1000000", "20000000 steps, more than 10000000: raise the lot"),
-        ("--epsilon 0", "epsilon 0.0 is not a finite number above 0: give the epsilon"),
-        ("--epsilon -1", "epsilon -1.0 is not a finite number above 0"),
-        ("--epsilon nan", "epsilon nan is not a finite number above 0"),
-        ("--epsilon inf", "epsilon inf is not a finite number above 0"),
+        ("--epsilon 0", "epsilon 0.0 is out of range: give a finite number above 0"),
+        ("--epsilon -1", "epsilon -1.0 is out of range: give a finite number above 0"),
+        ("--epsilon nan", "epsilon nan is out of range: give a finite number above 0"),
+        ("--epsilon inf", "epsilon inf is out of range: give a finite number above 0"),
         ("--epsilon 1e-300 --delta 1e-300", "cannot be reached"),
-        ("--delta 0", "delta 0.0 is not strictly between 0 and 1"),
-        ("--delta 1", "delta 1.0 is not strictly between 0 and 1"),
+        ("--delta 0", "delta 0.0 is out of range: give a number strictly between 0 and 1"),
+        ("--delta 1", "delta 1.0 is out of range: give a number strictly between 0 and 1"),
         ("--accountant gdp", "accountant 'gdp' is unknown"),
-        ("--max-memory -1", "max_memory -1 is not a whole number of at least 0: give how many"),
+        ("--max-memory -1", "max_memory=-1 must be a whole number of at least 0"),
         ("--plot plan.txt", "plot 'plan.txt' has no known image format"),
         ("--plot missing/plan.png", "plot 'missing/plan.png' cannot be written"),
     ],

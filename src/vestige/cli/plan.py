@@ -1,4 +1,4 @@
-"""What `vestige plan` shows: the comparison as a table, in words and as a plot.
+"""`vestige plan`: the noises that a training could use, as a table, in words and as a plot.
 
 Guarantee: like the comparison, a function of public numbers alone; no record is read.
 """
@@ -7,16 +7,56 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
-from vestige.audit.plot_files import write_plot
-from vestige.methods.planning import FRACTIONAL, MIN_GAIN, ORDERS, Comparison, Row, available
+from vestige.audit.plot_files import check_plot, write_plot
+from vestige.cli.options import Json, options_of
+from vestige.cli.render import print_json, wide_console
+from vestige.methods.planning import (
+    FRACTIONAL,
+    MIN_GAIN,
+    ORDERS,
+    Comparison,
+    Request,
+    Row,
+    available,
+    compare,
+)
 from vestige.privacy import accounting
 
 _COLORS = ("#e9a820", "#7fb069", "#2a9d8f", "#1f5fa8", "#3d1a5b")  # one per order
 _CHOICE, _LINE, _OUT = "#d1495b", "#555555", "#f2f2f2"
+
+
+@options_of(Request)
+def plan(
+    request: Request,
+    plot: Annotated[
+        Path | None, typer.Option(help="Where to plot bands and orders (.png, .pdf, .svg).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare the noises at one epsilon, and say which to use."""
+    if plot is not None:
+        check_plot(plot)
+    with Console(stderr=True).status("calibrating the noise") as status:
+        comparison = compare(request, status.update)
+    if as_json:
+        print_json(comparison.as_dict())
+    else:
+        console = wide_console()
+        console.print(table(comparison))
+        for line in words(comparison):
+            console.print(f"\n{line}", markup=False)
+    if plot is not None:
+        draw(comparison, plot)
+        if not as_json:
+            typer.echo(f"\nplot  {plot}")
 
 
 def title(comparison: Comparison) -> str:

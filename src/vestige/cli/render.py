@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from vestige.checks import round_up
-from vestige.statement.escaping import in_terminal, printable
-from vestige.train.training import Progress
+from vestige.checks import one_line, printable, round_up
+from vestige.cli import INTERRUPTED
+
+if TYPE_CHECKING:
+    from vestige.train.training import Progress
 
 
 class Display:
@@ -77,6 +78,29 @@ def print_json(value: dict[str, Any]) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
+def print_run(result: dict[str, Any], as_json: bool, ledger: Path | None) -> None:
+    """The result of a run; one that was interrupted ends with exit code 130."""
+    if as_json:
+        print_json(result)
+    else:
+        print_result(result)
+    if result.get("budget_spent"):
+        typer.echo(
+            f"vestige: stopped after {result['steps']} steps: one more would exceed max_epsilon "
+            f"{result['max_epsilon']:g}",
+            err=True,
+        )
+    if result["interrupted"]:
+        folder = printable(result["folder"])
+        shared = "" if ledger is None else f" --ledger {printable(str(ledger))}"
+        typer.echo(
+            f"vestige: interrupted after {result['steps']} steps; what was trained so far is in "
+            f"{folder}; go on with: vestige resume {folder}{shared}",
+            err=True,
+        )
+        raise typer.Exit(INTERRUPTED)
+
+
 def print_result(result: dict[str, Any]) -> None:
     """What a training run came to."""
     table = pairs()
@@ -105,6 +129,19 @@ def print_result(result: dict[str, Any]) -> None:
     typer.echo(f"run folder  {printable(result['folder'])}")
 
 
+def in_terminal(value: object) -> str:
+    """Text from outside for a table or a bar of rich, which would obey [brackets]."""
+    return escape(one_line(value))
+
+
+def wide_console(width: int = 200, highlight: bool = False) -> Console:
+    """A console for tables: in a file or a pipe, where nothing needs to be folded, it is wide."""
+    console = Console(highlight=highlight)
+    if not console.is_terminal:
+        console.width = width
+    return console
+
+
 def pairs() -> Table:
     """A table of names and values without lines."""
     table = Table.grid(padding=(0, 2))
@@ -118,24 +155,3 @@ def _epsilon(value: float | None) -> str:
 
 def _loss(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4f}"
-
-
-def methods_table(rows: Iterable[dict[str, Any]]) -> Table:
-    """Every method: what it does, its paper, its memory, its guarantee, its looks at a lot."""
-    table = Table(
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        title="touches: how often a step looks at its lot",
-        title_justify="left",
-    )
-    table.add_column("method", no_wrap=True)
-    table.add_column("what it does, its paper, its extra memory")
-    table.add_column("guarantee", max_width=14)
-    table.add_column("touches", justify="right")
-    for row in rows:
-        kind = str(row["guarantee"]).partition(":")[0]
-        small = f"{row['paper']}\nextra memory: {row['extra_memory']}"
-        what = f"{escape(row['summary'])}\n[dim]{escape(small)}[/dim]"
-        table.add_row(row["name"], what, kind, str(row["touches"]))
-    return table

@@ -1,0 +1,161 @@
+"""Options as frozen models: type, range and help of each are declared once, in its field.
+
+The options of the command line, config.json, the tables of the docs and the error messages are
+derived from the fields. pydantic checks the values; this file says what is wrong in one sentence.
+Nothing here imports torch: a wrong option is answered at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Self, Union, get_args, get_origin
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import core_schema
+
+from vestige.checks import plain
+from vestige.errors import ConfigError
+from vestige.privacy.accounting import ACCOUNTANTS, accountant_name
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+File = Annotated[Path, Field(strict=False)]  # its name will do
+Delta = Annotated[float, Field(gt=0, lt=1, description="The delta of (epsilon, delta).")]
+SampleRate = Annotated[
+    float, Field(gt=0, le=1, description="A record's chance to be in a lot: lot / records.")
+]
+
+
+def _known_accountant(name: str) -> str:
+    accountant_name(name)
+    return name
+
+
+Accountant = Annotated[
+    str,
+    AfterValidator(_known_accountant),
+    Field(description=f"Accountant of epsilon: {', '.join(ACCOUNTANTS)}."),
+]
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Text that is one of `choices`: as `Literal`, for names that are a tuple somewhere."""
+
+    choices: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.literal_schema(list(self.choices))
+
+
+_KINDS = {int: "a whole number", float: "a finite number", str: "text", Path: "a path"}
+
+
+class Options(BaseModel):
+    """The base of every set of options: frozen, with exact types and no unknown names.
+
+    Numbers of numpy and torch count as Python's own, and lists as tuples.
+    A bad value raises ConfigError with the value, the rule and the remedy. The value of a field
+    that is not to be shown (`repr=False`) is left out.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=()
+    )
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**{name: plain(value) for name, value in values.items()})
+        except ValidationError as error:
+            raise ConfigError(_sentence(type(self), error)) from None
+
+    def changed(self, **values: Any) -> Self:
+        """The same options but for `values`, checked again."""
+        return type(self)(**dict(self) | values)
+
+
+def rule(field: FieldInfo) -> str:
+    """The values that a field takes, in words: "a whole number of at least 1"."""
+    kind, limits = _kind(field.annotation, field.metadata)
+    if "choices" in limits:
+        return f"one of {', '.join(limits['choices'])}"
+    if kind is bool:
+        return "True or False"
+    words = _KINDS.get(kind, "a value")
+    if "gt" in limits and "lt" in limits:
+        return f"a number strictly between {limits['gt']} and {limits['lt']}"
+    if "gt" in limits and "le" in limits:
+        return f"a number above {limits['gt']} and at most {limits['le']}"
+    if "ge" in limits and "lt" in limits:
+        return f"{words} from {limits['ge']} to {_power(limits['lt'])} - 1"
+    if "ge" in limits:
+        return f"{words} of at least {limits['ge']}"
+    return f"{words} above {limits['gt']}" if "gt" in limits else words
+
+
+def _power(limit: int) -> str:
+    """2^63 rather than its nineteen digits."""
+    exponent = limit.bit_length() - 1
+    return f"2^{exponent}" if limit == 2**exponent else str(limit)
+
+
+def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> tuple[Any, dict[str, Any]]:
+    """The type of a field without None and Annotated, and the limits of its values."""
+    parts = [p for m in metadata for p in (m.metadata if isinstance(m, FieldInfo) else [m])]
+    limits = {
+        name: getattr(part, name)
+        for part in parts
+        for name in ("gt", "ge", "lt", "le", "choices")
+        if getattr(part, name, None) is not None
+    }
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        kind, inner = _kind(arguments[0], arguments[1:])
+    elif origin in (Union, UnionType):  # the first form that is not None stands for the others
+        kind, inner = _kind(next(a for a in arguments if a is not NoneType))
+    else:
+        return annotation, limits
+    return kind, inner | limits
+
+
+def _sentence(model: type[Options], error: ValidationError) -> str:
+    """The first thing that is wrong: the value, the rule and the remedy."""
+    problems = error.errors(include_url=False)
+    place = problems[0]["loc"][:1]
+    # Of the ways to read a field, the one that goes deepest names the part that is wrong.
+    problem = max((p for p in problems if p["loc"][:1] == place), key=lambda p: len(p["loc"]))
+    refusal = problem.get("ctx", {}).get("error")
+    if isinstance(refusal, ConfigError):
+        return str(refusal)
+    name, fields = str(place[0]), model.model_fields
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, fields, n=1)
+        names = f"did you mean {near[0]}?" if near else f"choose from {', '.join(fields)}."
+        return f"{name} is unknown: {names}"
+    field = fields[name]
+    words = rule(field)
+    if problem["type"] == "missing":
+        return f"{name} is missing: give {words}."
+    if not field.repr:
+        return f"{name} must be {words}."
+    value = problem["input"]
+    if words.startswith("one of"):
+        return f"{name} {value!r} is unknown: choose {words}."
+    if "whole number" in words:
+        return f"{name}={value!r} must be {words}."
+    return f"{name} {value!r} is out of range: give {words}."
