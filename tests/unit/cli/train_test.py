@@ -143,13 +143,13 @@ def test_a_noise_seed_repeats_the_run_and_two_runs_without_it_differ() -> None:
 def test_settings_of_a_method_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class Settable(methods.Method):
-        info = methods.MethodInfo(name="settable")
+        info = methods.MethodInfo(name="settable", guarantee="proven: for tests")
         whole: int = 0
         real: float = 0.0
         flag: bool = False
         text: str = ""
 
-    row = methods.MethodInfo(name="settable", home=Settable)
+    row = methods.MethodInfo(name="settable", home=Settable, guarantee="proven: for tests")
     monkeypatch.setitem(methods.METHODS, "settable", row)
     pairs = ("whole=3", "real=1e-3", "flag=True", "text=a=b")
     arguments = [part for pair in pairs for part in ("--set", pair)]

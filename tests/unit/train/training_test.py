@@ -133,7 +133,7 @@ def test_the_settings_of_a_method_reach_it_and_its_accounting(
 ) -> None:
     @dataclass(frozen=True)
     class Tempered(methods.Method):
-        info = MethodInfo(name="tempered")
+        info = MethodInfo(name="tempered", guarantee="proven: for tests")
         clipping = "per_layer"
         beta: float = 1.0
 
@@ -141,7 +141,8 @@ def test_the_settings_of_a_method_reach_it_and_its_accounting(
         def query_weight(self) -> float:
             return self.beta
 
-    monkeypatch.setitem(methods.METHODS, "tempered", MethodInfo(name="tempered", home=Tempered))
+    row = MethodInfo(name="tempered", home=Tempered, guarantee="proven: for tests")
+    monkeypatch.setitem(methods.METHODS, "tempered", row)
     result = train(tiny(method="tempered", settings={"beta": 0.5}))
     assert result["settings"] == {"beta": 0.5}
     assert result["clipping"] == "per_layer"
