@@ -79,7 +79,9 @@ def count_of(experiment: Experiment, columns: Sequence[str] = COLUMNS) -> dict[s
     if "fair" in columns and experiment.fair is not None:
         fair = experiment.fair
         counts["tuning"] = len({task.hash for task in _tuning(experiment)})
-        counts["fair"] = len(fair.datasets) * len(fair.epsilons) * len(fair.arms) * fair.seeds
+        counts["fair"] = (
+            len(experiment.fair_datasets) * len(fair.epsilons) * len(fair.arms) * fair.seeds
+        )
     return counts
 
 
@@ -121,7 +123,7 @@ def _published(experiment: Experiment) -> Iterator[Task]:
 
 def _tuning(experiment: Experiment) -> Iterator[Task]:
     assert experiment.fair is not None
-    for dataset in experiment.fair.datasets:
+    for dataset in experiment.fair_datasets:
         for epsilon in experiment.fair.epsilons:
             for arm in experiment.fair.arms:
                 yield from _tuning_of(experiment, arm, dataset, epsilon)
@@ -140,7 +142,7 @@ def _tuning_of(
 
 def _fair(experiment: Experiment, rows: Mapping[str, Row]) -> Iterator[Task]:
     assert experiment.fair is not None
-    for dataset in experiment.fair.datasets:
+    for dataset in experiment.fair_datasets:
         for epsilon in experiment.fair.epsilons:
             for arm in experiment.fair.arms:
                 rate = chosen_rate(experiment, arm, dataset, epsilon, rows)
@@ -219,7 +221,7 @@ class Plan:
             fair = experiment.fair
             if "fair" not in self._columns or fair is None:
                 continue
-            for dataset in fair.datasets:
+            for dataset in experiment.fair_datasets:
                 for epsilon in fair.epsilons:
                     for arm in fair.arms:
                         if chosen_rate(experiment, arm, dataset, epsilon, rows) is None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +138,6 @@ class RunSetting:
             "seed": self.seed,
             "repeatable_noise": True,
         }
-
-    def changed(self, **values: Any) -> RunSetting:
-        """The same run with other values."""
-        return replace(self, **values)
 
 
 def _settings(method: Method) -> Config:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from vestige.lab.definition import Experiment
@@ -22,10 +22,13 @@ def fitted(experiment: Experiment, rows: Mapping[str, Row]) -> Experiment:
     for: a command with --seeds needs no note of its own to be reported."""
     if experiment.kind != "training":
         return experiment
-    while _all_there(more := replace(experiment, seeds=experiment.seeds + 1), rows, "published"):
-        experiment = more
+    more = experiment.model_copy(update={"seeds": experiment.seeds + 1})
+    while _all_there(more, rows, "published"):
+        experiment, more = more, more.model_copy(update={"seeds": more.seeds + 1})
     while (fair := experiment.fair) is not None:
-        more = replace(experiment, fair=replace(fair, seeds=fair.seeds + 1))
+        more = experiment.model_copy(
+            update={"fair": fair.model_copy(update={"seeds": fair.seeds + 1})}
+        )
         if not _all_there(more, rows, "fair"):
             break
         experiment = more
@@ -106,7 +109,7 @@ def _fair(experiment: Experiment, rows: Sequence[Row]) -> list[Numbers]:
     found = [row for row in rows if row["column"] == "fair" and row["role"] == "final"]
     tuning = [row for row in rows if row["role"] == "tuning"]
     cells = []
-    for dataset in fair.datasets:
+    for dataset in experiment.fair_datasets:
         for epsilon in fair.epsilons:
             cell = {"dataset": dataset, "epsilon": epsilon}
             lines = []

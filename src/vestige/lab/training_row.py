@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vestige.errors import ConfigError
 from vestige.lab.diagnostics import MemoryRecord
 from vestige.lab.grid import Row, Task
 from vestige.lab.setting import RunSetting
@@ -198,10 +199,8 @@ def _load(
 
 
 def _direction_row(task: Task) -> Row:
-    from vestige.lab.directions import measure
-
     started = time.perf_counter()
-    errors = measure(task.config)
+    errors = _measure(task.config)
     return {
         "hash": task.hash,
         "experiment": task.experiment,
@@ -212,6 +211,18 @@ def _direction_row(task: Task) -> Row:
         "errors": errors,
         "seconds": round(time.perf_counter() - started, 3),
     }
+
+
+def _measure(config: Mapping[str, Any]) -> dict[str, float]:
+    """The errors at one point of a direction study, by method and measure."""
+    from vestige.geometry.study import DirectionStudy, direction_study
+
+    settings = {name: value for name, value in config.items() if name != "kind"}
+    try:
+        study = DirectionStudy(**settings)
+    except TypeError as error:
+        raise ConfigError(f"a point lacks a setting ({error}): add it to the sweep.") from error
+    return direction_study(study)
 
 
 def hardware(device: str, workers: int) -> dict[str, Any]:

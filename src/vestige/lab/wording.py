@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
-NONE = "\N{EN DASH}"
+NONE = "-"
 PAPERS_FIGURE = "the papers' figure (a diagnostic, not a guarantee)"
 _WEAK = 10
 _SYMBOLS = {"noise_multiplier": "sigma", "clip": "C", "group_noise_multiplier": "sigma_g"}
@@ -16,6 +17,14 @@ _DATASETS = {
     "cifar100": "CIFAR-100",
     "svhn": "SVHN",
 }
+
+
+def epsilon(value: float | None, places: int = 2) -> str:
+    """An epsilon, rounded up: less would claim more than is known."""
+    if value is None:
+        return "no guarantee"
+    scale = 10**places
+    return f"{math.ceil(value * scale - 1e-9) / scale:.{places}f}"
 
 
 def weak(value: float | None) -> str | None:
@@ -30,7 +39,7 @@ def weak(value: float | None) -> str | None:
 
 def number(value: Any, form: str = "g") -> str:
     """A number in a form, or a dash."""
-    return NONE if value is None else format(value, form)
+    return format(value, form) if isinstance(value, int | float) else NONE
 
 
 def value(setting: Any) -> str:
@@ -60,8 +69,17 @@ def dataset(name: str) -> str:
 
 def cell(values: Mapping[str, Any]) -> str:
     """A part of an experiment: its dataset and the values of its grid."""
+    return _cell(values, dataset)
+
+
+def plain_cell(values: Mapping[str, Any]) -> str:
+    """The same, with the dataset's name as commands take it."""
+    return _cell(values, str)
+
+
+def _cell(values: Mapping[str, Any], called: Callable[[str], str]) -> str:
     return ", ".join(
-        dataset(str(v)) if name == "dataset" else f"{_SYMBOLS.get(name, name)} {value(v)}"
+        called(str(v)) if name == "dataset" else f"{_SYMBOLS.get(name, name)} {value(v)}"
         for name, v in values.items()
     )
 
