@@ -65,5 +65,5 @@ def test_a_broken_point_of_a_study_is_named(tmp_path: Path) -> None:
     experiment = catalogue.find("geodp-fig4").quickened()
     rows = made_rows(experiment)
     rows[0] = rows[0] | {"errors": {"geodp_cosine": None}}
-    with pytest.raises(ConfigError, match="errors.geodp_cosine is None"):
+    with pytest.raises(ConfigError, match=r"errors\.geodp_cosine is None"):
         report.write(experiment, rows, tmp_path)
