@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
+from vestige.checks import round_up
 from vestige.lab import wording
 from vestige.statement.escaping import in_code, in_markdown
 
@@ -60,7 +61,7 @@ def _environment() -> Environment:
         "md": in_markdown,
         "code": in_code,
         "prose": prose,
-        "epsilon": wording.epsilon,
+        "epsilon": round_up,
         "images": wording.images,
         "number": wording.number,
         "settings": wording.settings,

@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from vestige.errors import ConfigError
-from vestige.files import replace_file, write_all
+from vestige.files import write_all, write_whole
 from vestige.lab.grid import Row
 from vestige.lab.setting import config_hash
 
@@ -168,8 +168,8 @@ class RowStore(Rows):
         if bad:
             torn = self.root / TORN
             before = torn.read_bytes() if torn.exists() else b""
-            replace_file(torn, before + b"".join(bad))
-        replace_file(self.path, b"".join(good))
+            write_whole(torn, before + b"".join(bad))
+        write_whole(self.path, b"".join(good))
         if bad:
             self._complain(
                 f"{self.path} had {len(bad)} cut or damaged line(s): set aside in "

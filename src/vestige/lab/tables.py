@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vestige.checks import round_up
 from vestige.lab import rendering, wording
 from vestige.lab.definition import Experiment
 from vestige.lab.summary import Numbers
@@ -137,7 +138,7 @@ def _epsilon(name: str, none: str) -> Show:
     def show(line: Numbers) -> str:
         if not line.get("count"):
             return wording.NONE
-        return none if line[name] is None else wording.epsilon(line[name])
+        return none if line[name] is None else round_up(line[name])
 
     return show
 

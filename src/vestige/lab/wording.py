@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,14 +16,6 @@ _DATASETS = {
     "cifar100": "CIFAR-100",
     "svhn": "SVHN",
 }
-
-
-def epsilon(value: float | None, places: int = 2) -> str:
-    """An epsilon, rounded up: less would claim more than is known."""
-    if value is None:
-        return "no guarantee"
-    scale = 10**places
-    return f"{math.ceil(value * scale - 1e-9) / scale:.{places}f}"
 
 
 def weak(value: float | None) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vestige.files import replace_file
+from vestige.files import write_whole
 from vestige.lab.report.checks import check_rows, naming_damage
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            replace_file(folder / name, content.encode())
+            write_whole(folder / name, content)
     except OSError as error:
         raise OSError(
             f"the report in {folder} cannot be written ({error.strerror}): what it is made of is "

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vestige.checks import round_up
 from vestige.lab import rendering, wording
 from vestige.lab.definition import Experiment
 from vestige.lab.grid import count_of
@@ -101,7 +102,7 @@ def _guarantee(rows: Sequence[Row], numbers: Numbers) -> dict[str, Any]:
     finite = [row["epsilon"] for row in rows if row["epsilon"] is not None]
     head = "No guarantee"
     if finite:
-        ends = dict.fromkeys(wording.epsilon(end) for end in (min(finite), max(finite)))
+        ends = dict.fromkeys(round_up(end) for end in (min(finite), max(finite)))
         head = f"epsilon {' to '.join(ends)} at delta {deltas}"
     return {
         "finite": bool(finite),
@@ -142,10 +143,8 @@ def _epsilon_tables(numbers: Numbers) -> list[Table]:
         lines = [
             [
                 line["label"],
-                wording.epsilon(line["epsilon"]),
-                wording.NONE
-                if line["epsilon_marginal"] is None
-                else wording.epsilon(line["epsilon_marginal"]),
+                round_up(line["epsilon"]),
+                round_up(line["epsilon_marginal"], none=wording.NONE),
             ]
             for line in cell["lines"]
             if line.get("count")

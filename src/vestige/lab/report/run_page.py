@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.checks import is_number
+from vestige.checks import is_number, round_up
 from vestige.lab import rendering, wording
 from vestige.lab.report.downloads import Download
 from vestige.lab.report.plots import Plot
@@ -108,7 +108,7 @@ def _mechanism(result: Mapping[str, Any], marginal: float | None) -> Pairs:
         told.append(("sampling rate", f"{rate:.4g}"))
     told.append(("releases", f"{result['steps']:,}"))
     if marginal is not None:
-        told.append(("papers' figure (diagnostic)", wording.epsilon(marginal)))
+        told.append(("papers' figure (diagnostic)", round_up(marginal)))
     return told
 
 

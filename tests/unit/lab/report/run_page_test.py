@@ -12,7 +12,8 @@ import pytest
 from tests.support.experiments import HOSTILE
 from tests.support.pages import check_page, downloads, order
 from tests.support.program import run, run_json
-from vestige.lab import report, wording
+from vestige.checks import round_up
+from vestige.lab import report
 from vestige.lab.report.run_data import read_run
 from vestige.lab.report.run_page import train_command
 
@@ -42,7 +43,7 @@ def test_the_page_of_a_run(runs: Path) -> None:
     reader = check_page(content)
     order(content, "guarantee", "settings", "curves", "memory", "numbers")
     result = json.loads((runs / "sma" / "result.json").read_text())
-    assert f"epsilon {wording.epsilon(result['epsilon'])}, delta 1e-05" in reader.text
+    assert f"epsilon {round_up(result['epsilon'])}, delta 1e-05" in reader.text
     for words in (
         *result["caveats"],
         "add or remove one record",
