@@ -10,100 +10,95 @@ docs/experiments.md describes every key.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from vestige.errors import ConfigError
 from vestige.lab.fields import (
     MOST_SEEDS,
-    AnyText,
     Model,
     Number,
     Numbers,
     Seeds,
     Span,
-    Table,
     Text,
-    Texts,
-    Values,
     Whole,
-    lists_of,
-    numbers_of,
     one_of,
     refuse,
-    some_of,
 )
 from vestige.lab.setting import RunSetting
 
 KINDS = ("training", "direction-error")
 TABLES = ("accuracy", "runtime", "memory", "targets")
 FIGURES = (
-    "accuracy-by-epoch",
-    "accuracy-by-epsilon",
-    "epsilon-by-epoch",
-    "depth-by-interval",
-    "stages",
-    "runtime",
-    "final-accuracy",
-    "direction-error",
+    *"accuracy-by-epoch accuracy-by-epsilon epsilon-by-epoch depth-by-interval stages".split(),
+    *"runtime final-accuracy direction-error".split(),
 )
-PRINTED = (
-    *("accuracy", "std", "low", "high", "seconds", "relative", "depth", "memory_ratio"),
-    "epsilon",
+PRINTED = "accuracy std low high seconds relative depth memory_ratio epsilon".split()
+STUDY = "dimension batch sigma bounding signal trials seed examples releases".split()
+RUN_KEYS = (
+    *"model lr lot epochs train_range test_range noise_multiplier group_noise_multiplier".split(),
+    *"clip clipping momentum delta accountant".split(),
 )
-STUDY = (
-    *("dimension", "batch", "sigma", "bounding", "signal", "trials", "seed", "examples"),
-    "releases",
-)
-GRID = ("model", "clip", "noise_multiplier", "group_noise_multiplier", "lot", "lr", "delta")
-Printed = Annotated[dict[str, Any], numbers_of(PRINTED)]
-StudySettings = Annotated[dict[str, Any], numbers_of(STUDY)]
+GRID = "model clip noise_multiplier group_noise_multiplier lot lr delta".split()
+Printed = dict[Annotated[str, one_of(PRINTED)], Number]
+StudySetting = Annotated[str, one_of(STUDY)]
+StudySettings = dict[StudySetting, Number]
+Grid = dict[Annotated[str, one_of(GRID)], Annotated[list[Any], Field(min_length=1)]]
 _NOISE = ("noise_multiplier", "group_noise_multiplier", "epsilon")
 
 
-class RunValues(Model):
-    """What a protocol or an arm says about its runs; RunSetting checks what these are."""
+class Runs(Model):
+    """What a part of the file says about its runs, by the names that RunSetting has for it.
 
-    model: Text | None = None
-    lr: Number = None
-    lot: Whole | None = None
-    epochs: Whole | None = None
-    train_range: Span | None = None
-    test_range: Span | None = None
-    noise_multiplier: Number = None
-    group_noise_multiplier: Number = None
-    clip: Number = None
-    clipping: Text | None = None
-    momentum: Number = None
-    delta: Number = None
-    accountant: Text | None = None
+    RunSetting checks the values when the runs are made.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     @property
     def values(self) -> dict[str, Any]:
-        """What is given, by the names that RunSetting has."""
-        names = ("method", "settings", *RunValues.model_fields)
-        given = self.model_fields_set | ({"settings"} if hasattr(self, "settings") else set())
-        return {name: getattr(self, name) for name in names if name in given}
+        """What is given, as arguments of RunSetting."""
+        given = self.model_extra or {}
+        return {name: given[name] for name in RUN_KEYS if name in given}
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Runs:
+        for name in self.model_extra or ():
+            if name not in RUN_KEYS:
+                known = ", ".join((*type(self).model_fields, *RUN_KEYS))
+                raise refuse(f"the key {name!r} is unknown: it may have {known}.")
+        return self
 
 
-_Values = TypeVar("_Values", bound=RunValues)
+_Runs = TypeVar("_Runs", bound=Runs)
 
 
-class Protocol(RunValues):
+class Protocol(Runs):
     """What all runs share."""
 
-    datasets: Texts
+    datasets: list[Text]
 
 
-class Arm(RunValues):
-    """One line of a table: a method with its settings, and what the paper prints for it."""
+class MethodRuns(Runs):
+    """A method with its settings, under a label."""
 
     label: Text
     method: Text
-    settings: Table = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is given, as arguments of RunSetting."""
+        return {"method": self.method, "settings": self.settings, **super().values}
+
+
+class Arm(MethodRuns):
+    """One line of a table, and what the paper prints for it."""
+
     paper: Printed = Field(default_factory=dict)
 
 
@@ -115,21 +110,18 @@ class Absent(Model):
     paper: Printed = Field(default_factory=dict)
 
 
-class FairArm(RunValues):
+class FairArm(MethodRuns):
     """A method of the fair column: tuned over `rates`, or at the rate chosen for `follows`."""
 
-    label: Text
-    method: Text
-    settings: Table = Field(default_factory=dict)
-    rates: Numbers = ()
+    rates: Numbers = Field(default=[])
     follows: Text | None = None
 
     @model_validator(mode="after")
     def _check(self) -> FairArm:
         if bool(self.rates) == bool(self.follows):
             raise refuse(
-                f"the arm {self.label!r} has rates {list(self.rates)} and follows "
-                f"{self.follows!r}: give either the key 'rates' or the key 'follows'."
+                f"the arm {self.label!r} has rates {self.rates} and follows {self.follows!r}: give "
+                "either the key 'rates' or the key 'follows'."
             )
         return self
 
@@ -138,12 +130,12 @@ class Fair(Model):
     """The fair column: equal formal epsilon, equal tuning on images that no run trains on."""
 
     epsilons: Numbers
-    validation_range: Span = (5000, 7000)
+    validation_range: Span = Field(default=[5000, 7000])
     tuning_seed: Whole = 100
     seeds: Seeds = 5
-    datasets: Texts = ()
-    protocol: RunValues = RunValues()
-    arms: tuple[FairArm, ...] = Field((), alias="arm")
+    datasets: list[Text] = Field(default=[])
+    protocol: Runs = Runs()
+    arms: list[FairArm] = Field(default=[], alias="arm")
 
     @property
     def most_rates(self) -> int:
@@ -175,8 +167,8 @@ class Sweep(Model):
     """One panel of a direction study: the setting `varied` takes each of `values`."""
 
     name: Text
-    varied: Annotated[str, one_of(STUDY)]
-    values: Values
+    varied: StudySetting
+    values: Annotated[list[Number], Field(min_length=1)]
     fixed: StudySettings = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -199,17 +191,17 @@ class Sweep(Model):
             return max(2, int(value // quick.divide[name])) if name in quick.divide else value
 
         fixed = {name: smaller(name, value) for name, value in self.fixed.items()}
-        values = tuple(dict.fromkeys(smaller(self.varied, value) for value in self.values))
+        values = list(dict.fromkeys(smaller(self.varied, value) for value in self.values))
         return self.model_copy(update={"fixed": fixed, "values": values})
 
 
-class Quick(RunValues):
+class Quick(Runs):
     """What a smoke run changes: values of the runs, or settings of a direction study."""
 
     seeds: Seeds = 2
-    epsilons: Numbers = ()
+    epsilons: Numbers = Field(default=[])
     validation_range: Span | None = None
-    divide: Annotated[dict[str, Any], numbers_of(STUDY, least=1)] = Field(default_factory=dict)
+    divide: dict[StudySetting, Annotated[float, Field(ge=1)]] = Field(default_factory=dict)
     set: StudySettings = Field(default_factory=dict)
 
 
@@ -219,23 +211,23 @@ class Experiment(Model):
     name: Text
     title: Text
     paper: Text
-    item: AnyText = ""
-    claim: AnyText = ""
+    item: str = ""
+    claim: str = ""
     kind: Annotated[str, one_of(KINDS)] = "training"
-    assumed: Texts = ()
-    figures: Annotated[tuple[str, ...], some_of(FIGURES)] = ()
+    assumed: list[str] = Field(default=[])
+    figures: list[Annotated[str, one_of(FIGURES)]] = Field(default=[])
     seeds: Seeds = 5
-    reference: AnyText = ""
-    tables: Annotated[tuple[str, ...], some_of(TABLES)] = ("accuracy",)
-    targets: Table = Field(default_factory=dict)
-    device: AnyText = "cpu"
-    protocol: Protocol = Protocol(datasets=())
-    arms: tuple[Arm, ...] = Field((), alias="arm")
-    absent: tuple[Absent, ...] = ()
-    grid: Annotated[dict[str, Any], lists_of(GRID)] = Field(default_factory=dict)
+    reference: str = ""
+    tables: list[Annotated[str, one_of(TABLES)]] = Field(default=["accuracy"])
+    targets: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
+    device: str = "cpu"
+    protocol: Protocol = Protocol(datasets=[])
+    arms: list[Arm] = Field(default=[], alias="arm")
+    absent: list[Absent] = Field(default=[])
+    grid: Grid = Field(default_factory=dict)
     fair: Fair | None = None
-    sweeps: tuple[Sweep, ...] = Field((), alias="sweep")
-    quick_values: Quick = Field(Quick(), alias="quick")
+    sweeps: list[Sweep] = Field(default=[], alias="sweep")
+    quick_values: Quick = Field(default=Quick(), alias="quick")
     _path: Path = PrivateAttr(Path())
     _quick: bool = PrivateAttr(False)
 
@@ -255,14 +247,14 @@ class Experiment(Model):
         return ", ".join(part for part in (self.paper, self.item) if part)
 
     @property
-    def datasets(self) -> tuple[str, ...]:
+    def datasets(self) -> list[str]:
         """The data of the published column."""
         return self.protocol.datasets
 
     @property
-    def fair_datasets(self) -> tuple[str, ...]:
+    def fair_datasets(self) -> list[str]:
         """The data of the fair column: its own, or those of the published one."""
-        return (self.fair.datasets or self.datasets) if self.fair else ()
+        return (self.fair.datasets or self.datasets) if self.fair else []
 
     @model_validator(mode="after")
     def _check(self) -> Experiment:
@@ -281,17 +273,16 @@ class Experiment(Model):
                 f"reference = {self.reference!r} is the label of no arm: choose one of "
                 f"{', '.join(labels)}."
             )
-        for dataset, value in self.targets.items():
+        for dataset in self.targets:
             if dataset not in self.datasets:
                 raise refuse(f"targets has {dataset!r}, none of the experiment's datasets.")
-            if not isinstance(value, float) or not 0 < value < 1:
-                raise refuse(f"targets, {dataset} = {value!r} is wrong: it must be an accuracy.")
         return self
 
     def variants(self) -> Iterator[dict[str, Any]]:
         """Every combination of the grid's values; one empty one without a grid."""
-        for values in itertools.product(*self.grid.values()):
-            yield dict(zip(self.grid, values, strict=True))
+        names = [name for name in GRID if name in self.grid]
+        for values in itertools.product(*(self.grid[name] for name in names)):
+            yield dict(zip(names, values, strict=True))
 
     def run(self, arm: Arm, dataset: str, variant: Mapping[str, Any], seed: int) -> RunSetting:
         """A run of the published column."""
@@ -323,13 +314,13 @@ class Experiment(Model):
         """A smoke run: few epochs and seeds, one epsilon, two learning rates."""
         quick = self.quick_values
         if self.kind == "direction-error":
-            changes: dict[str, Any] = {"sweeps": tuple(s.quickened(quick) for s in self.sweeps)}
+            changes: dict[str, Any] = {"sweeps": [s.quickened(quick) for s in self.sweeps]}
         else:
             values = {"epochs": 2} | quick.values
             changes = {
                 "seeds": quick.seeds,
                 "protocol": self.protocol.model_copy(update=values),
-                "arms": tuple(_without(arm, values) for arm in self.arms),
+                "arms": [_without(arm, values) for arm in self.arms],
                 "fair": self.fair and _quick_fair(self, self.fair, values),
             }
         copy = self.model_copy(update=changes)
@@ -347,7 +338,7 @@ def _quick_fair(experiment: Experiment, fair: Fair, values: Mapping[str, Any]) -
             "datasets": experiment.fair_datasets[:1],
             "validation_range": quick.validation_range or fair.validation_range,
             "protocol": _without(fair.protocol, values),
-            "arms": tuple(arms),
+            "arms": list(arms),
         }
     )
 
@@ -368,7 +359,7 @@ def _check_kind(experiment: Experiment, study: bool) -> None:
         )
 
 
-def _check_labels(what: str, arms: tuple[Arm, ...] | tuple[FairArm, ...]) -> None:
+def _check_labels(what: str, arms: Sequence[MethodRuns]) -> None:
     if not arms:
         raise refuse(f"there is no {what}: give at least one.")
     labels = [arm.label for arm in arms]
@@ -387,6 +378,6 @@ def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _without(arm: _Values, names: Mapping[str, Any]) -> _Values:
+def _without(arm: _Runs, names: Mapping[str, Any]) -> _Runs:
     kept = {name: getattr(arm, name) for name in arm.model_fields_set if name not in names}
     return type(arm).model_construct(**kept)

@@ -1,153 +1,100 @@
-"""The kinds of values that a definition has, each with its rule in words.
+"""The kinds of values that a definition has, and what pydantic finds wrong in this project's words.
 
-pydantic checks them; `refusal` says what it found as this project says it: the place in the file,
-the key, the value, and what it must be.
+A refusal names the place in the file, the key, the value, and what it must be.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from vestige.checks import is_number
 
 MOST_SEEDS = 1000  # every run of an experiment is listed before the first one starts
 _LONGEST = 200  # characters of a value in a message
-_TABLES = ("model_type", "model_attributes_type", "dict_type")
 
 
 class Model(BaseModel):
-    """A table of a file: frozen, and without keys that it does not know."""
+    """A table of a file: frozen, without keys that it does not know, 1 is not True."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-
-def rule(words: str, good: Callable[[Any], bool]) -> BeforeValidator:
-    """A value must be what `words` say; `good` knows whether it is."""
-
-    def check(value: Any) -> Any:
-        if not good(value):
-            raise PydanticCustomError("rule", "{words}", {"words": words})
-        return value
-
-    return BeforeValidator(check)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
 
 
 def refuse(sentence: str) -> PydanticCustomError:
-    """An error about a whole table."""
+    """An error that says all there is to say about a table."""
     return PydanticCustomError("sentence", "{sentence}", {"sentence": sentence})
 
 
-def is_number(value: Any) -> bool:
-    """A finite number, and no bool."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)
+def one_of(names: Sequence[str]) -> AfterValidator:
+    """A text must be one of these."""
+
+    def check(value: str) -> str:
+        if value not in names:
+            words = f"it must be one of {', '.join(names)}"
+            raise PydanticCustomError("one_of", "{words}", {"words": words})
+        return value
+
+    return AfterValidator(check)
 
 
-def is_whole(value: Any) -> bool:
-    """A whole number of at least 0."""
-    return type(value) is int and value >= 0
+def _number(value: Any) -> Any:
+    if not is_number(value):
+        raise PydanticCustomError("number", "it must be a number")
+    return value
 
 
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+def _span(value: list[int]) -> list[int]:
+    if len(value) != 2 or not 0 <= value[0] < value[1]:
+        raise PydanticCustomError("span", "it must be a pair [first, end] with 0 <= first < end")
+    return value
 
 
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(is_number(item) for item in value)
+def _different(values: list[float]) -> list[float]:
+    if len(set(values)) < len(values):
+        raise PydanticCustomError("different", "it must be a list of different numbers")
+    return values
 
 
-def _is_span(value: Any) -> bool:
-    pair = isinstance(value, list | tuple) and len(value) == 2
-    return pair and all(type(end) is int for end in value) and 0 <= value[0] < value[1]
+Text = Annotated[str, StringConstraints(pattern=r"\S")]
+Whole = Annotated[int, Field(ge=0)]
+Seeds = Annotated[int, Field(ge=1, le=MOST_SEEDS)]
+Number = Annotated[Any, AfterValidator(_number)]  # 1 stays 1, and 1.0 stays 1.0
+Numbers = Annotated[list[Annotated[float, Field(gt=0)]], AfterValidator(_different)]
+Span = Annotated[list[int], AfterValidator(_span)]
 
 
-def one_of(choices: Sequence[str]) -> BeforeValidator:
-    """One of these words."""
-    return rule(f"one of {', '.join(choices)}", lambda value: value in choices)
+def refusal(error: ValidationError, model: type[BaseModel], top: str = "top level") -> str:
+    """The first thing that is wrong with the values of a model, in a sentence.
 
-
-def some_of(choices: Sequence[str]) -> BeforeValidator:
-    """A list of these words."""
-    words = f"a list of some of {', '.join(choices)}"
-    return rule(words, lambda value: _are_texts(value) and set(value) <= set(choices))
-
-
-def numbers_of(names: Sequence[str], least: float = -math.inf) -> BeforeValidator:
-    """A table of numbers with some of these names."""
-    bound = "" if least == -math.inf else f" of at least {least:g}"
-    return _table(names, f"a number{bound}", lambda value: is_number(value) and value >= least)
-
-
-def lists_of(names: Sequence[str]) -> BeforeValidator:
-    """A table of lists, none of them empty, with some of these names."""
-    return _table(
-        names, "a list of values", lambda value: isinstance(value, list | tuple) and len(value) > 0
-    )
-
-
-def _table(names: Sequence[str], words: str, good: Callable[[Any], bool]) -> BeforeValidator:
-    def check(values: Any) -> Any:
-        for name, value in values.items() if isinstance(values, dict) else ():
-            if name not in names:
-                raise refuse(f"the key {name!r} is unknown: it may have {', '.join(names)}.")
-            if not good(value):
-                raise refuse(f"{name} = {_shown(value)} is wrong: it must be {words}.")
-        ordered = isinstance(values, dict)
-        return {name: values[name] for name in names if name in values} if ordered else values
-
-    return BeforeValidator(check)
-
-
-AnyText = Annotated[str, rule("a text", lambda value: isinstance(value, str))]
-Text = Annotated[str, rule("a text", lambda value: isinstance(value, str) and value.strip() != "")]
-Texts = Annotated[tuple[str, ...], rule("a list of texts", _are_texts)]
-Whole = Annotated[int, rule("a whole number of at least 0", is_whole)]
-Seeds = Annotated[
-    int,
-    rule(
-        f"a whole number from 1 to {MOST_SEEDS}",
-        lambda value: is_whole(value) and 1 <= value <= MOST_SEEDS,
-    ),
-]
-Number = Annotated[Any, rule("a number", is_number)]
-Numbers = Annotated[
-    tuple[float, ...],
-    rule(
-        "a list of different numbers above 0",
-        lambda value: (
-            _are_numbers(value) and len(set(value)) == len(value) and min(value, default=1) > 0
-        ),
-    ),
-]
-Values = Annotated[
-    tuple[Any, ...], rule("a list of numbers", lambda value: _are_numbers(value) and bool(value))
-]
-Span = Annotated[tuple[int, int], rule("a pair [first, end] with 0 <= first < end", _is_span)]
-Table = Annotated[dict[str, Any], rule("a table", lambda value: isinstance(value, dict))]
-
-
-def refusal(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first thing that is wrong with the values of a model, in a sentence."""
+    `top` is what the place of the model itself is called.
+    """
     first = error.errors(include_url=False)[0]
-    location = list(first["loc"])
+    location = [part for part in first["loc"] if part != "[key]"]
     if first["type"] == "sentence":
-        return f"{_place(location)}: {first['msg']}"
-    *above, key = location or ["top level"]
-    place = _place(above)
+        return f"{_place(location) or top}: {first['msg']}"
+    *above, key = location
+    place = _place(above) or top
     if first["type"] == "extra_forbidden":
         known = ", ".join(_keys(model, above))
         return f"{place}: the key {key!r} is unknown: it may have {known}."
     if first["type"] == "missing":
         return f"{place}: the key {key!r} is missing: add it."
-    words = first["msg"]
-    if first["type"] in _TABLES:
-        words = "a table"
-    elif first["type"] == "tuple_type":
-        words = f"written as [[{key}]]"
-    return f"{place}: {key} = {_shown(first['input'])} is wrong: it must be {words}."
+    return f"{place}: {key} = {_shown(first['input'])} is wrong: {rule_of(first)}."
+
+
+def rule_of(error: ErrorDetails) -> str:
+    """What a value must be, in words."""
+    return error["msg"].replace("Input should", "it must").replace("String should", "it must")
 
 
 def _place(location: Sequence[int | str]) -> str:
@@ -155,23 +102,19 @@ def _place(location: Sequence[int | str]) -> str:
     words = ""
     for part in location:
         words += f" {part + 1}" if isinstance(part, int) else f"{', ' if words else ''}{part}"
-    return words or "top level"
+    return words
 
 
 def _keys(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
     """The keys that the table at a place may have."""
     for part in location:
-        for name, field in model.model_fields.items():
-            if part in (field.alias, name):
-                model = _model_in(field.annotation) or model
+        field = {field.alias or name: field for name, field in model.model_fields.items()}.get(
+            str(part)
+        )
+        annotation = field.annotation if field else model
+        inner = (annotation, *getattr(annotation, "__args__", ()))
+        model = next((t for t in inner if isinstance(t, type) and issubclass(t, BaseModel)), model)
     return sorted(field.alias or name for name, field in model.model_fields.items())
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    inner = (_model_in(part) for part in getattr(annotation, "__args__", ()))
-    return next((found for found in inner if found is not None), None)
 
 
 def _shown(value: Any) -> str:

@@ -31,7 +31,7 @@ def read(path: Path) -> Experiment:
             f"{path.stem!r}."
         )
     if experiment.kind == "direction-error":
-        experiment = experiment.model_copy(update={"seeds": 1, "tables": ()})
+        experiment = experiment.model_copy(update={"seeds": 1, "tables": []})
     experiment._path = path
     if experiment.kind == "training":
         _check_runs(path, experiment)

@@ -186,16 +186,18 @@ def _optimizer(run: RunSetting) -> Callable[..., torch.optim.Optimizer] | None:
 def _prepared(run: RunSetting) -> Dataset:
     held_out = run.validation_range or run.test_range
     assert held_out is not None
-    return _load(run.dataset, run.train_range, held_out, run.validation_range is not None)
+    tuning = run.validation_range is not None
+    return _load(run.dataset, tuple(run.train_range), tuple(held_out), tuning)
 
 
 @functools.lru_cache(maxsize=4)
 def _load(
-    name: str, train: tuple[int, int], held_out: tuple[int, int], validation: bool
+    name: str, train: tuple[int, ...], held_out: tuple[int, ...], validation: bool
 ) -> Dataset:
     from vestige.train import data
 
-    return data.load_ranges(name, train, held_out, validation=validation)
+    spans = (train[0], train[1]), (held_out[0], held_out[1])
+    return data.load_ranges(name, *spans, validation=validation)
 
 
 def _direction_row(task: Task) -> Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 NONE = "-"
@@ -75,6 +75,6 @@ def _cell(values: Mapping[str, Any], called: Callable[[str], str]) -> str:
     )
 
 
-def images(span: list[int] | tuple[int, int] | None) -> str:
+def images(span: Sequence[int] | None) -> str:
     """A range [first, end) of images."""
     return NONE if not span else f"{span[0]:,} to {span[1] - 1:,}"

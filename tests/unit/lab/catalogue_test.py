@@ -147,7 +147,7 @@ def test_no_experiment_trains_on_its_validation_images() -> None:
         experiment = catalogue.find(name)
         if experiment.fair is None:
             continue
-        assert experiment.fair.validation_range == (5000, 7000)
+        assert experiment.fair.validation_range == [5000, 7000]
         for task in tasks_of(experiment, {}, ("fair",)):
             assert task.config["train_range"] == [0, 5000]
             if task.role == "tuning":
@@ -159,7 +159,7 @@ def test_no_experiment_trains_on_its_validation_images() -> None:
 def test_the_fair_columns_have_both_controls(name: str) -> None:
     fair = catalogue.find(name).fair
     assert fair is not None
-    assert fair.epsilons == (3.0, 8.0, 17.44)
+    assert fair.epsilons == [3.0, 8.0, 17.44]
     assert fair.seeds >= 5
     assert any(arm.values.get("momentum") == 0.9 for arm in fair.arms)
     assert any(arm.follows and arm.values["method"] == "dp-sgd" for arm in fair.arms)

@@ -27,7 +27,8 @@ def test_memory_diagnostics_are_means_over_groups_and_steps(toy: Experiment) -> 
     task = next(t for t in tasks_of(toy, {}) if t.label == "FO")
     assert task.run is not None
     settings = {"beta": 0.8, "window": 4, "alpha": 0.9, "interval": [2.0, 2.5]}
-    run_ = replace(task.run, model="mlp", method="sma", settings=settings, epochs=3)
+    changes = {"model": "mlp", "method": "sma", "settings": settings, "epochs": 3}
+    run_ = task.run.model_copy(update=changes)
     row = make_row(replace(task, run=run_, config=run_.config()))
 
     lines: list[Any] = []

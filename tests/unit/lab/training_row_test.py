@@ -65,12 +65,13 @@ def test_the_papers_noise_is_in_every_group(toy: Experiment) -> None:
     """sigma_g in each of the MLP's three groups, each clipped at the whole C."""
     task = next(t for t in tasks_of(toy, {}) if t.label == "FO")
     assert task.run is not None
-    run_ = replace(
-        task.run,
-        model="mlp",
-        clipping="per_layer",
-        noise_multiplier=None,
-        group_noise_multiplier=1.1,
+    run_ = task.run.model_copy(
+        update={
+            "model": "mlp",
+            "clipping": "per_layer",
+            "noise_multiplier": None,
+            "group_noise_multiplier": 1.1,
+        }
     )
 
     session = training.prepare(run_.train_config(), dataset=load_ranges("digits", (0, 300), (0, 9)))
@@ -93,7 +94,7 @@ def test_group_noise_excludes_other_noise() -> None:
 def test_momentum_is_the_optimizers(toy: Experiment) -> None:
     task = next(iter(tasks_of(toy, {})))
     assert task.run is not None
-    run_ = replace(task.run, momentum=0.9)
+    run_ = task.run.model_copy(update={"momentum": 0.9})
     row = make_row(replace(task, run=run_, config=run_.config(), hash=config_hash(run_.config())))
     assert row["optimizer"] == "SGD"
     assert row["final_loss"] != make_row(task)["final_loss"]

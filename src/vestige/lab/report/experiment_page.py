@@ -164,8 +164,8 @@ def _epsilon_tables(numbers: Numbers) -> list[Table]:
 
 
 def _protocol(experiment: Experiment) -> list[tuple[str, str]]:
-    values = experiment.protocol.values | experiment.grid
-    told = [
+    values: dict[str, Any] = experiment.protocol.values | experiment.grid
+    told: list[tuple[str, str]] = [
         ("data", ", ".join(wording.dataset(name) for name in experiment.datasets)),
         ("seeds", str(experiment.seeds)),
     ]
