@@ -170,8 +170,8 @@ class _Work:
             if waiting and time.time() + self._slowest > self._deadline:
                 self.outcome.deadline, waiting = True, []
             for task in waiting[: workers - len(self._running)]:
-                self._display.started(task.name)
-                self._running[pool.submit(self._make(), task)] = (task, time.time())
+                self._show(task.name)
+                self._running[pool.submit(self._make(task))] = (task, time.time())
             if self._running:
                 done, _ = wait(self._running, _LOOK, FIRST_COMPLETED)
                 well = {self._ended(future) for future in done}
@@ -183,17 +183,25 @@ class _Work:
             else:
                 return True
             self.count()
-            self._display.show(self.outcome.finished, self.outcome.total)
+            self._show()
+
+    def _show(self, now: str = "") -> None:
+        self._display.show(self.outcome.finished, self.outcome.total, now)
 
     def _open(self) -> list[Task]:
         rows = self._store.refresh()
         taken = self._failed | self._elsewhere | {task.hash for task, _ in self._running.values()}
         return [t for t in self._plan.tasks(rows) if t.hash not in rows and t.hash not in taken]
 
-    def _make(self) -> Callable[[Task], Made]:
-        watch = self._display.watch if self._request.workers == 1 else None
-        root, device = str(self._request.root.resolve()), self._request.device
-        return functools.partial(make, root, device, self._request.workers, watch)
+    def _make(self, task: Task) -> Callable[[], Made]:
+        def watch(epoch: int, epochs: int) -> None:
+            self._show(f"{task.name} (epoch {epoch}/{epochs})")
+
+        request, root = self._request, str(self._request.root.resolve())
+        alone = request.workers == 1
+        return functools.partial(
+            make, task, root, request.device, request.workers, watch if alone else None
+        )
 
     def _ended(self, future: Future[Made]) -> bool:
         """Tell how a row went; False where its worker, or another one, was killed."""
@@ -214,7 +222,7 @@ class _Work:
             self._elsewhere.add(task.hash)
         else:
             self.outcome.made += 1
-            self._display.finished(task.name)
+            self._display.done(task.name)
         return True
 
     def _fail(self, message: str, details: str) -> None:
@@ -236,7 +244,7 @@ class Made:
     fatal: bool = False  # no row can be kept any more: a full disk
 
 
-def make(root: str, device: str | None, workers: int, watch: Watch | None, task: Task) -> Made:
+def make(task: Task, root: str, device: str | None, workers: int, watch: Watch | None) -> Made:
     """Make a row in this process and keep it, unless another command is at it.
 
     A row is claimed by a lock before it is run, and looked for once more after it is claimed, so

@@ -34,7 +34,7 @@ def test_the_fair_column_tunes_then_runs(tmp_path: Path) -> None:
     for arm in toy.fair.arms[:2]:
         own = [row for row in tuning if row["label"] == arm.label]
         best = max(own, key=lambda row: (row["final_accuracy"], -row["final_loss"]))
-        assert chosen_rate(toy, arm, "digits", 2.0, rows) == best["lr"]
+        assert chosen_rate(toy, "digits", 2.0, arm, rows) == best["lr"]
     control = rows_of(toy, rows)
     rates = {row["label"]: row["lr"] for row in control if row["role"] == "final"}
     assert rates["control"] == rates["FO"]
@@ -71,7 +71,7 @@ def test_tuning_never_reads_the_test_set(tmp_path: Path, monkeypatch: pytest.Mon
     assert outcome.finished == 4 and len(outcome.failures) == outcome.total - 4
     assert all("mnist.npz" in failure for failure in outcome.failures)
     assert toy.fair is not None
-    assert chosen_rate(toy, toy.fair.arms[0], "mnist", 2.0, rows) in (0.1, 1.0)
+    assert chosen_rate(toy, "mnist", 2.0, toy.fair.arms[0], rows) in (0.1, 1.0)
     # Mended, the command goes on where it was.
     shutil.rmtree(tmp_path / "data")
     images(tmp_path / "data", spoilt=False)
