@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from vestige.train.data import Dataset
 
+_OF_CONFIG = "dataset model method settings seed lr delta epochs".split()
+_OF_RESULT = "epsilon guarantee noise_multiplier optimizer parameters steps".split()
 Watch = Callable[[int, int], None]  # told the epochs that are done, and how many there are
 
 
@@ -61,30 +63,13 @@ def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tup
         raise KeyboardInterrupt
     record.account(result, last_only=task.role == "tuning")
     row = {
-        "hash": task.hash,
-        "experiment": task.experiment,
-        "column": task.column,
-        "role": task.role,
-        "label": task.label,
-        "config": task.config,
-        "dataset": run.dataset,
-        "model": run.model,
-        "method": run.method,
-        "settings": task.config["settings"],
-        "seed": run.seed,
-        "lr": float(run.lr),
+        **_place(task),
+        **{name: task.config[name] for name in _OF_CONFIG},
         "final_accuracy": result["accuracy"],
         "best_accuracy": record.best,
         "final_loss": _rounded(result["loss"]),
-        "epsilon": result["epsilon"],
         "epsilon_marginal": record.marginal,
-        "delta": run.delta,
-        "guarantee": result["guarantee"],
-        "noise_multiplier": result["noise_multiplier"],
-        "optimizer": result["optimizer"],
-        "parameters": result["parameters"],
-        "steps": result["steps"],
-        "epochs": run.epochs,
+        **{name: result[name] for name in _OF_RESULT},
         "seconds": round(session.seconds, 3),
         "curve": record.curve,
         "diagnostics": record.memory.summary(run.epochs),
@@ -203,16 +188,13 @@ def _load(
 def _direction_row(task: Task) -> Row:
     started = time.perf_counter()
     errors = _measure(task.config)
-    return {
-        "hash": task.hash,
-        "experiment": task.experiment,
-        "column": task.column,
-        "role": task.role,
-        "label": task.label,
-        "config": task.config,
-        "errors": errors,
-        "seconds": round(time.perf_counter() - started, 3),
-    }
+    seconds = round(time.perf_counter() - started, 3)
+    return {**_place(task), "errors": errors, "seconds": seconds}
+
+
+def _place(task: Task) -> Row:
+    names = ("hash", "experiment", "column", "role", "label", "config")
+    return {name: getattr(task, name) for name in names}
 
 
 def _measure(config: Mapping[str, Any]) -> dict[str, float]:

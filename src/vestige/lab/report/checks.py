@@ -58,20 +58,14 @@ class _Diagnostics(Checked):
     groups: list[str]
     epoch: list[Finite]
     mean: dict[str, Finite | None]
-    rho: list[Measured] | None = None
-    tempering: list[Measured] | None = None
-    depth: list[Measured] | None = None
-    memory_ratio: list[Measured] | None = None
-    gate: list[Measured] | None = None
-    scale: list[Measured] | None = None
-    confidence: list[Measured] | None = None
+    steps: list[int] = Field(default=[])
+    __pydantic_extra__: dict[str, list[Measured]] = Field(init=False)
 
     @model_validator(mode="after")
     def _check(self) -> _Diagnostics:
-        for name in self.model_fields_set - {"groups", "epoch", "mean", "steps"}:
-            blocks = getattr(self, name)
-            sizes = {len(block) for block in blocks or ()}
-            if blocks is None or len(blocks) != len(self.epoch) or sizes - {len(self.groups)}:
+        for name, blocks in self.__pydantic_extra__.items():
+            sizes = {len(block) for block in blocks}
+            if len(blocks) != len(self.epoch) or sizes - {len(self.groups)}:
                 raise refuse(f"{name} has not one number for each epoch and group")
         return self
 
