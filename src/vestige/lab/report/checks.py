@@ -25,6 +25,10 @@ def naming_damage(what: str, remedy: str) -> Iterator[None]:
         yield
     except (VestigeError, OSError):
         raise
+    except ImportError as error:
+        raise ConfigError(
+            f"a report needs {error.name}, which is not installed: pip install 'vestige-dp[all]'."
+        ) from error
     except Exception as error:
         said = " ".join(str(error).split())[:120]
         raise ConfigError(

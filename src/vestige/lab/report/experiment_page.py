@@ -8,7 +8,7 @@ from typing import Any
 
 from vestige.checks import round_up
 from vestige.lab import rendering, wording
-from vestige.lab.definition import Experiment
+from vestige.lab.definition import Arm, Experiment, FairArm
 from vestige.lab.grid import count_of
 from vestige.lab.report import downloads
 from vestige.lab.report.curves import MEASURES
@@ -42,7 +42,7 @@ def experiment_page(
     made_by: str,
 ) -> str:
     """The page as text; `made_by` is the command that makes it again."""
-    study = experiment.kind == "direction-error"
+    study, fair = experiment.kind == "direction-error", experiment.fair
     memory = _memory(rows)
     cells = [] if study else numbers["fair"]
     fair_run = any(line.get("count") for cell in cells for line in cell["lines"])
@@ -53,7 +53,7 @@ def experiment_page(
         "memory": "Spectrum and memory" if memory else "",
         "tables": "Tables" if study else "",
         "published": "" if study else "As published",
-        "fair": "Fair" if experiment.fair is not None else "",
+        "fair": "Fair" if fair else "",
         "rows": "Rows and commands",
     }
     return rendering.html(
@@ -68,8 +68,8 @@ def experiment_page(
         expected=sum(count_of(experiment).values()),
         guarantee=None if study else _guarantee(rows, numbers),
         protocol=[] if study else _protocol(experiment),
-        methods=_sweeps(experiment) if study else _methods(experiment),
-        fair_methods=_fair_methods(experiment),
+        methods=_sweeps(experiment) if study else _methods(experiment.arms, "protocol"),
+        fair_methods=fair and _methods(fair.arms, "learning rates"),
         plots=plots,
         memory=memory,
         panels=[(panel, panel_tables(panel)) for panel in numbers.get("panels", ())],
@@ -183,28 +183,16 @@ def _sweeps(experiment: Experiment) -> Table:
     return Table(["panel", "varied", "values", "fixed"], lines, "Sweeps", words=4)
 
 
-def _methods(experiment: Experiment) -> Table:
+def _methods(arms: Sequence[Arm] | Sequence[FairArm], last: str) -> Table:
+    """The methods of a column with their settings; what they change, or how they are tuned."""
     lines = []
-    for arm in experiment.arms:
+    for arm in arms:
         told = [f"{name} {wording.value(arm.values[name])}" for name in _TOLD if name in arm.values]
-        protocol = ", ".join(told) or "as above"
-        lines.append([arm.label, arm.method, wording.settings(arm.settings), protocol])
-    return Table(["method", "name", "settings", "protocol"], lines, "Methods", words=4)
-
-
-def _fair_methods(experiment: Experiment) -> Table | None:
-    if experiment.fair is None:
-        return None
-    lines = [
-        [
-            arm.label,
-            arm.method,
-            wording.settings(arm.settings),
-            f"that of {arm.follows}" if arm.follows else wording.value(arm.rates),
-        ]
-        for arm in experiment.fair.arms
-    ]
-    return Table(["method", "name", "settings", "learning rates"], lines, "Methods", words=4)
+        if isinstance(arm, FairArm):
+            told = [f"that of {arm.follows}" if arm.follows else wording.value(arm.rates)]
+        settings = wording.settings(arm.settings)
+        lines.append([arm.label, arm.method, settings, ", ".join(told) or "as above"])
+    return Table(["method", "name", "settings", last], lines, "Methods", words=4)
 
 
 def _memory(rows: Sequence[Row]) -> list[Table]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from vestige.lab import wording
@@ -100,7 +101,7 @@ def _by_epoch(row: Row, x: str, y: str) -> tuple[Any, Any, Any]:
     return row["curve"]["epoch"], row["curve"][x], row["curve"][y]
 
 
-def _accuracy_by(material: _Material, x: str, label: str, title: str) -> Plot:
+def _accuracy_by(x: str, label: str, title: str, material: _Material) -> Plot:
     """Test accuracy over training, cell by cell; infinite epsilons are named instead."""
     panels: list[Panel] = []
     without: dict[str, None] = {}
@@ -121,15 +122,6 @@ def _accuracy_by(material: _Material, x: str, label: str, title: str) -> Plot:
     if not panels:
         caption = "There is no curve to draw: no run has these numbers."
     return plot(f"accuracy-by-{x}", title, caption, panels)
-
-
-def _accuracy_by_epoch(material: _Material) -> Plot:
-    return _accuracy_by(material, "epoch", "epoch", "Test accuracy by epoch")
-
-
-def _accuracy_by_epsilon(material: _Material) -> Plot:
-    label = "formal epsilon spent (joint)"
-    return _accuracy_by(material, "epsilon", label, "Test accuracy by formal epsilon")
 
 
 def _epsilon_by_epoch(material: _Material) -> Plot:
@@ -332,8 +324,10 @@ def _errors(numbers: Numbers, measure: str, name: str, label: str) -> Plot:
 
 
 _MAKERS: dict[str, Callable[[_Material], Plot]] = {
-    "accuracy-by-epoch": _accuracy_by_epoch,
-    "accuracy-by-epsilon": _accuracy_by_epsilon,
+    "accuracy-by-epoch": partial(_accuracy_by, "epoch", "epoch", "Test accuracy by epoch"),
+    "accuracy-by-epsilon": partial(
+        _accuracy_by, "epsilon", "formal epsilon spent (joint)", "Test accuracy by formal epsilon"
+    ),
     "epsilon-by-epoch": _epsilon_by_epoch,
     "stages": _stages,
     "final-accuracy": _final_accuracy,

@@ -7,8 +7,6 @@ import shlex
 import shutil
 from pathlib import Path
 
-import pytest
-
 from tests.support.experiments import HOSTILE
 from tests.support.pages import check_page, downloads, order
 from tests.support.program import run, run_json
@@ -16,22 +14,6 @@ from vestige.checks import round_up
 from vestige.lab import report
 from vestige.lab.report.run_data import read_run
 from vestige.lab.report.run_page import train_command
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two epochs on digits: with memory, and with a method that is not private."""
-    root = tmp_path_factory.mktemp("runs")
-    more = "--epochs 2 --noise-seed 271828182 --json --out"
-    assert run(f"train --method sma --set alpha=0.6 {more}", str(root / "sma")).exit_code == 0
-    assert run(f"train --method geodp --train-loss {more}", str(root / "geodp")).exit_code == 0
-    return root
-
-
-@pytest.fixture
-def folder(runs: Path, tmp_path: Path) -> Path:
-    """A copy of a run folder that may be damaged."""
-    return Path(shutil.copytree(runs / "sma", tmp_path / "runs" / "sma"))
 
 
 def test_the_page_of_a_run(runs: Path) -> None:
@@ -112,38 +94,3 @@ def test_a_run_with_a_hostile_dataset(folder: Path) -> None:
     report.write_run(folder)
     content = (folder / "report.html").read_text()
     assert HOSTILE in check_page(content).text and "<script" not in content
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("result.json", None, "has no result.json: the run did not finish"),
-        ("metrics.jsonl", None, "has no metrics.jsonl"),
-        ("result.json", "{", "this is no JSON; train again, or restore the file"),
-        ("result.json", "[]", "this is no JSON object"),
-        ("result.json", "{}", "method is missing"),
-        ("config.json", "\x00", "this is no JSON"),
-        ("metrics.jsonl", '{"step": 1', "line 1: this is no JSON"),
-        ("metrics.jsonl", '{"step": 1}', "line 1: epoch is missing"),
-        (
-            "metrics.jsonl",
-            '{"step": 1, "epoch": "one", "epsilon": 1, "test_loss": 1, "test_accuracy": 1}',
-            "epoch is 'one'",
-        ),
-        (
-            "metrics.jsonl",
-            '{"step": 1, "epoch": 1, "epsilon": 1, "test_loss": 1, "test_accuracy": 1, '
-            '"diagnostics": {"groups": ["a"], "rho": [1.0]}}',
-            "its diagnostics are not one number for each step and group",
-        ),
-    ],
-)
-def test_a_damaged_run_folder_is_named(
-    name: str, content: str | None, words: str, folder: Path
-) -> None:
-    (folder / name).unlink()
-    if content is not None:
-        (folder / name).write_text(content)
-    result = run("report", str(folder))
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1
-    assert words in result.stderr and "vestige: error" in result.stderr
