@@ -83,6 +83,8 @@ def refusal(error: ValidationError, model: type[BaseModel], top: str = "top leve
     if first["type"] == "sentence":
         return f"{_place(location) or top}: {first['msg']}"
     *above, key = location
+    if isinstance(key, int):
+        key = f"{above.pop()} {key + 1}"  # an item of a list goes by the name of the list
     place = _place(above) or top
     if first["type"] == "extra_forbidden":
         known = ", ".join(_keys(model, above))

@@ -44,7 +44,7 @@ class Outer(Model):
         ({"seeds": True}, "seeds = True is wrong: it must be a valid integer."),
         ({"seeds": 1001}, "seeds = 1001 is wrong: it must be less than or equal to 1000."),
         ({"rates": [0.1, 0.1]}, "it must be a list of different numbers."),
-        ({"rates": [0]}, "rates 1 = 0 is wrong: it must be greater than 0"),
+        ({"rates": [0]}, "top level: rates 1 = 0 is wrong: it must be greater than 0"),
         ({"value": "1"}, "value = '1' is wrong: it must be a number."),
         ({"kind": "c"}, "kind = 'c' is wrong: it must be one of a, b."),
         ({"part": [{"label": "x"}, {"lable": "y"}]}, "part 2: the key 'label' is missing"),
@@ -60,7 +60,7 @@ def test_refusals(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Outer.model_validate(given)
     said = refusal(caught.value, Outer)
-    assert words in said.replace("rates, 1", "rates 1"), said
+    assert words in said, said
 
 
 def test_numbers_stay_what_they_are() -> None:

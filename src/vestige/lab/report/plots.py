@@ -305,6 +305,7 @@ def dot_panel(
         axes.grid(False, axis="y")
         axes.tick_params(axis="y", length=0)
         axes.margins(x=0.08)
+        axes.locator_params(axis="x", nbins=6)
         if bars:
             axes.set_xlim(0, 1.14 * axes.get_xlim()[1])  # room for the notes
         axes.set_xlabel(plain(label))
