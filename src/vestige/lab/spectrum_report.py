@@ -35,7 +35,7 @@ _RANGE = f"[{INTERVAL[0]:g}, {INTERVAL[1]:g}]"
 _WEIGHTS = "model.pt"  # in a run folder
 # Where training scripts keep the state_dict in a checkpoint that holds more than that.
 _KEYS = ("model", "model_state_dict", "state_dict", "module", "net", "weights")
-_WIDTH, _HEIGHT = 300, 220  # of a panel, in points
+_WIDTH, _HEIGHT = 260, 200  # of a panel, in points
 
 
 @dataclass(frozen=True)

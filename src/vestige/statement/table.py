@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from rich.table import Table as RichTable
 
+# A line below the head and nothing else: nine columns must fit into eighty characters.
+_RULED = "    \n    \n ── \n    \n    \n    \n    \n    \n"
+
 
 @dataclass(frozen=True)
 class Table:
@@ -68,12 +71,18 @@ class Table:
 
     def rich(self) -> RichTable:
         """The table for a terminal."""
+        from rich.box import Box
         from rich.table import Table as RichTable
 
-        shown = RichTable(title=in_terminal(self.caption) or None, title_justify="left")
+        title = in_terminal(self.caption) or None
+        shown = RichTable(
+            box=Box(_RULED), padding=0, show_edge=False, title=title, title_justify="left"
+        )
         for place, heading in enumerate(self.headings):
-            right = place >= self.words
-            shown.add_column(in_terminal(heading), justify="right" if right else "left")
+            if place < self.words:
+                shown.add_column(in_terminal(heading), overflow="fold", min_width=10)
+            else:
+                shown.add_column(in_terminal(heading), justify="right", no_wrap=True)
         for line in self.lines:
             shown.add_row(*map(in_terminal, line))
         return shown

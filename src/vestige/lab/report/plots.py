@@ -133,10 +133,16 @@ def figure_of(title: str, panels: Sequence[Panel]) -> Figure:
 
 
 def columns_of(panels: Sequence[Panel]) -> int:
-    """How many panels stand side by side: small ones are more."""
-    if panels[0].width < _WIDTH:
-        return min(len(panels), 4)
-    return {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
+    """How many panels stand side by side.
+
+    Small ones are up to four in a row, or else the grid of 3 to 7 columns with the fewest gaps.
+    """
+    count = len(panels)
+    if panels[0].width == _WIDTH:
+        return {1: 1, 2: 2, 4: 2}.get(count, 3)
+    if count <= 4:
+        return count
+    return min(range(3, min(count, 8)), key=lambda columns: (-count % columns, -columns))
 
 
 def plot(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Plot:

@@ -6,8 +6,19 @@ import itertools
 import xml.etree.ElementTree as ET
 
 import matplotlib
+import pytest
 
-from vestige.lab.report.plots import Dot, Line, dot_panel, line_panel, look, plot, reference
+from vestige.lab.report.plots import (
+    Dot,
+    Line,
+    Panel,
+    columns_of,
+    dot_panel,
+    line_panel,
+    look,
+    plot,
+    reference,
+)
 
 HOSTILE = "_<b>$\\frac{1"
 
@@ -34,3 +45,10 @@ def test_labels_are_shown_as_they_stand() -> None:
 
 def test_a_plot_of_nothing_is_empty() -> None:
     assert plot("name", "title", "why", []).svg == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "columns"), [(1, 1), (3, 3), (4, 4), (5, 3), (6, 3), (7, 4), (8, 4), (21, 7), (22, 6)]
+)
+def test_the_grid_of_small_panels(count: int, columns: int) -> None:
+    assert columns_of([Panel("", "", lambda axes: None, 200, 260)] * count) == columns
