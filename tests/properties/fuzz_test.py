@@ -43,7 +43,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.support.program import run as program
 from vestige import PrivacyEngine, VestigeError, statement
 from vestige.engine import checkpoint
-from vestige.lab import catalogue, definition, grid, reporting
+from vestige.lab import catalogue, grid, reading, reporting
 from vestige.lab.report import write_run
 from vestige.lab.report.run_data import read_run
 from vestige.lab.rows import ROWS, Rows
@@ -298,7 +298,7 @@ def make_toml(name: str) -> Callable[[Path], Path]:
 
 def read_experiment(path: Path) -> Any:
     """An experiment, its smoke run, and what `vestige reproduce --list` says of both."""
-    found = definition.read(path)
+    found = reading.read(path)
     return found, grid.count_of(found), grid.count_of(found.quickened())
 
 

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.experiments import HOSTILE, REPORT_FAIR, REPORT_TOY, made_rows, report_toy
 from tests.support.program import run
-from tests.unit.lab.reporting_test import FAIR, HOSTILE, TOY, made_rows, toy
 from vestige.lab import report
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -191,10 +191,9 @@ class Browser:
         """Images that did not load, and drawings that take no room."""
         return int(
             self.evaluate(
-                "[...document.images].filter(i => !i.complete || !i.naturalWidth).length + "
-                "[...document.querySelectorAll('svg.plot')].filter(s => "
-                "s.getBoundingClientRect().width < 150 || s.getBoundingClientRect().height < 50 "
-                "|| !s.querySelector('path')).length"
+                "[...document.images].filter(i => !i.complete || !i.naturalWidth || "
+                "i.getBoundingClientRect().width < 150 || i.getBoundingClientRect().height < 50)"
+                ".length"
             )
         )
 
@@ -220,9 +219,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page of an experiment, one with hostile labels, and one of a run."""
     root = tmp_path_factory.mktemp("pages")
     made = {}
-    hostile = (TOY + FAIR).replace('label = "SMA"', f"label = {json.dumps(HOSTILE)}")
-    for name, content in (("experiment", TOY + FAIR), ("hostile", hostile)):
-        experiment = toy(root / name, content)
+    hostile = (REPORT_TOY + REPORT_FAIR).replace('label = "SMA"', f"label = {json.dumps(HOSTILE)}")
+    for name, content in (("experiment", REPORT_TOY + REPORT_FAIR), ("hostile", hostile)):
+        experiment = report_toy(root / name, content)
         made[name] = report.write(experiment, made_rows(experiment), root / name / "toy")[-1]
     folder = root / "runs" / "sma"
     arguments = "train --method sma --epochs 2 --noise-seed 1 --json --out"
@@ -253,7 +252,7 @@ def test_a_page_loads_without_a_complaint(
     not_blank(image)
     assert browser.complaints() == []
     assert browser.broken_images() == 0
-    assert browser.evaluate("document.querySelectorAll('svg.plot').length") >= 3
+    assert browser.evaluate("document.querySelectorAll('img.plot').length") >= 3
     assert browser.evaluate("document.querySelectorAll('script').length") == 0
     assert image.shape[0] > 2000  # all of it, not the first screen
     # What is folded has its content too.
@@ -325,7 +324,7 @@ def test_the_browser_would_have_noticed(browser: Browser, tmp_path: Path) -> Non
     page.write_text(
         "<!DOCTYPE html><title>bad</title><img src='missing.png' alt='nothing'>"
         "<img src='http://example.com/x.png' alt='far'><script>throw new Error('oh')</script>"
-        "<svg class='plot' width='10' height='10'></svg>"
+        "<img src='data:image/svg+xml,<svg/>' alt='small' width='10' height='10'>"
     )
     browser.load(page)
     said = " ".join(browser.complaints())

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vestige.checks import one_line, round_up
+from vestige.checks import finite, one_line, round_up
 from vestige.cli.options import Delta, Json
 from vestige.cli.render import print_json
 from vestige.errors import ConfigError
@@ -71,7 +71,7 @@ def summary(path: Path, delta: float) -> dict[str, Any]:
         "ledger": str(path),
         "delta": delta,
         "releases": sum(event.count for event in content.events),
-        "epsilon": {k: v if v < float("inf") else None for k, v in epsilons.items()},
+        "epsilon": {name: finite(value) for name, value in epsilons.items()},
         "guarantee": accounting.guarantee(epsilons["pld"], content.facts.adjacency),
         "test_mode": content.facts.test_mode,
         "runs": [_run(run) for run in content.runs.values()],
@@ -84,16 +84,7 @@ def _run(run: Any) -> dict[str, Any]:
         "about": run.about,
         "sessions": run.openings,
         "releases": sum(event.count for event in run.events),
-        "events": [
-            {
-                "sample_rate": e.sample_rate,
-                "noise_multiplier": e.noise_multiplier
-                if e.noise_multiplier < float("inf")
-                else "inf",
-                "count": e.count,
-            }
-            for e in run.events
-        ],
+        "events": [event.as_json() for event in run.events],
     }
 
 

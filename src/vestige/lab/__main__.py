@@ -57,8 +57,7 @@ def _answer(arguments: argparse.Namespace) -> int:
     if arguments.merge is not None:
         from vestige.lab.rows import RowStore, merge
 
-        with RowStore(arguments.out or RESULTS) as store:
-            added, known = merge(store, arguments.merge)
+        added, known = merge(RowStore(arguments.out or RESULTS), arguments.merge)
         print(f"{added} rows added, {known} were there")
         return 0
     if arguments.report is not None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import ConfigError
-from vestige.lab.definition import Experiment, read
+from vestige.lab.definition import Experiment
 from vestige.lab.grid import count_of
+from vestige.lab.reading import read
 
 VARIABLE = "VESTIGE_EXPERIMENTS"
 

@@ -1,136 +1,292 @@
-"""An experiment as data: what a TOML file in experiments/ says, checked key by key.
+"""An experiment as data: what a TOML file says, as pydantic models.
 
 A file has a header (name, title, paper, item, what the paper claims, what it leaves open and we
 `assumed`), a `[protocol]` that all runs share, one `[[arm]]` for each curve or line of a table,
 perhaps a `[grid]` of protocol values that every arm is run at, the methods that are `[[absent]]`
-here, and a `[fair]` column. docs/experiments.md describes every key.
+here, and a `[fair]` column. A study of directions has one `[[sweep]]` for each panel instead.
+docs/experiments.md describes every key.
 """
 
 from __future__ import annotations
 
 import itertools
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from vestige.errors import ConfigError
-from vestige.lab.directions import Sweep, read_sweeps
-from vestige.lab.section import Section
+from vestige.lab.fields import (
+    MOST_SEEDS,
+    Model,
+    Number,
+    Numbers,
+    Seeds,
+    Span,
+    Text,
+    Whole,
+    one_of,
+    refuse,
+)
 from vestige.lab.setting import RunSetting
 
 KINDS = ("training", "direction-error")
 TABLES = ("accuracy", "runtime", "memory", "targets")
 FIGURES = (
-    "accuracy-by-epoch",
-    "accuracy-by-epsilon",
-    "epsilon-by-epoch",
-    "depth-by-interval",
-    "stages",
-    "runtime",
-    "final-accuracy",
-    "direction-error",
+    *"accuracy-by-epoch accuracy-by-epsilon epsilon-by-epoch depth-by-interval stages".split(),
+    *"runtime final-accuracy direction-error".split(),
 )
-
-# What an arm may change about the protocol. The order is that of RunSetting.
-_ARM_KEYS = (
-    "model",
-    "lr",
-    "lot",
-    "epochs",
-    "train_range",
-    "test_range",
-    "noise_multiplier",
-    "group_noise_multiplier",
-    "clip",
-    "clipping",
-    "momentum",
-    "delta",
-    "accountant",
+PRINTED = "accuracy std low high seconds relative depth memory_ratio epsilon".split()
+STUDY = "dimension batch sigma bounding signal trials seed examples releases".split()
+RUN_KEYS = (
+    *"model lr lot epochs train_range test_range noise_multiplier group_noise_multiplier".split(),
+    *"clip clipping momentum delta accountant".split(),
 )
-_MOST_SEEDS = 1000  # every run of an experiment is listed before the first one starts
+GRID = "model clip noise_multiplier group_noise_multiplier lot lr delta".split()
+Printed = dict[Annotated[str, one_of(PRINTED)], Number]
+StudySetting = Annotated[str, one_of(STUDY)]
+StudySettings = dict[StudySetting, Number]
+Grid = dict[Annotated[str, one_of(GRID)], Annotated[list[Any], Field(min_length=1)]]
 _NOISE = ("noise_multiplier", "group_noise_multiplier", "epsilon")
-_GRID_KEYS = ("model", "clip", "noise_multiplier", "group_noise_multiplier", "lot", "lr", "delta")
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One line of a table: a method with its settings, and what the paper prints for it."""
+class Runs(Model):
+    """What a part of the file says about its runs, by the names that RunSetting has for it.
 
-    label: str
-    values: Mapping[str, Any]
-    paper: Mapping[str, float] = field(default_factory=dict)
+    RunSetting checks the values when the runs are made.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is given, as arguments of RunSetting."""
+        given = self.model_extra or {}
+        return {name: given[name] for name in RUN_KEYS if name in given}
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Runs:
+        for name in self.model_extra or ():
+            if name not in RUN_KEYS:
+                known = ", ".join((*type(self).model_fields, *RUN_KEYS))
+                raise refuse(f"the key {name!r} is unknown: it may have {known}.")
+        return self
 
 
-@dataclass(frozen=True)
-class Absent:
+_Runs = TypeVar("_Runs", bound=Runs)
+
+
+class Protocol(Runs):
+    """What all runs share."""
+
+    datasets: list[Text]
+
+
+class MethodRuns(Runs):
+    """A method with its settings, under a label."""
+
+    label: Text
+    method: Text
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is given, as arguments of RunSetting."""
+        return {"method": self.method, "settings": self.settings, **super().values}
+
+
+class Arm(MethodRuns):
+    """One line of a table, and what the paper prints for it."""
+
+    paper: Printed = Field(default_factory=dict)
+
+
+class Absent(Model):
     """A line of the paper's table that is not run here, and why."""
 
-    label: str
-    reason: str
-    paper: Mapping[str, float] = field(default_factory=dict)
+    label: Text
+    reason: Text
+    paper: Printed = Field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class FairArm:
+class FairArm(MethodRuns):
     """A method of the fair column: tuned over `rates`, or at the rate chosen for `follows`."""
 
-    label: str
-    values: Mapping[str, Any]
-    rates: tuple[float, ...] = ()
-    follows: str | None = None
+    rates: Numbers = Field(default=[])
+    follows: Text | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> FairArm:
+        if bool(self.rates) == bool(self.follows):
+            raise refuse(
+                f"the arm {self.label!r} has rates {self.rates} and follows {self.follows!r}: give "
+                "either the key 'rates' or the key 'follows'."
+            )
+        return self
 
 
-@dataclass(frozen=True)
-class Fair:
+class Fair(Model):
     """The fair column: equal formal epsilon, equal tuning on images that no run trains on."""
 
-    epsilons: tuple[float, ...]
-    validation_range: tuple[int, int]
-    tuning_seed: int
-    seeds: int
-    datasets: tuple[str, ...]
-    protocol: Mapping[str, Any]
-    arms: tuple[FairArm, ...]
+    epsilons: Numbers
+    validation_range: Span = Field(default=[5000, 7000])
+    tuning_seed: Whole = 100
+    seeds: Seeds = 5
+    datasets: list[Text] = Field(default=[])
+    protocol: Runs = Runs()
+    arms: list[FairArm] = Field(default=[], alias="arm")
+
+    @property
+    def most_rates(self) -> int:
+        """How many learning rates a method is tuned over."""
+        return max(len(arm.rates) for arm in self.arms)
+
+    @model_validator(mode="after")
+    def _check(self) -> Fair:
+        _check_labels("[[fair.arm]]", self.arms)
+        tuned = [arm for arm in self.arms if not arm.follows]
+        labels = [arm.label for arm in tuned]
+        for arm in self.arms:
+            if arm.follows and arm.follows not in labels:
+                raise refuse(
+                    f"the arm {arm.label!r} follows {arm.follows!r}, which is no tuned arm: choose "
+                    f"one of {', '.join(labels)}."
+                )
+        if len({len(arm.rates) for arm in tuned}) > 1:
+            raise refuse("the arms have different numbers of rates: tune all of them alike.")
+        if self.tuning_seed < self.seeds:
+            raise refuse(
+                f"tuning_seed = {self.tuning_seed} is one of the {self.seeds} seeds that are "
+                "reported: choose another."
+            )
+        return self
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """A table or figure of a paper, as a grid of runs. `quick` ones are smoke runs."""
+class Sweep(Model):
+    """One panel of a direction study: the setting `varied` takes each of `values`."""
 
-    name: str
-    title: str
-    paper: str
-    item: str
-    claim: str
-    path: Path
-    kind: str = "training"
-    assumed: tuple[str, ...] = ()
-    seeds: int = 5
+    name: Text
+    varied: StudySetting
+    values: Annotated[list[Number], Field(min_length=1)]
+    fixed: StudySettings = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Sweep:
+        if self.varied in self.fixed:
+            raise refuse(f"fixed has {self.varied!r}, which varies: leave it out.")
+        return self
+
+    def points(self) -> list[dict[str, Any]]:
+        """The configuration of every point."""
+        return [
+            {"kind": "direction-error", **self.fixed, self.varied: value} for value in self.values
+        ]
+
+    def quickened(self, quick: Quick) -> Sweep:
+        """A smaller copy: settings divided down by whole numbers, and others set."""
+
+        def smaller(name: str, value: Any) -> Any:
+            value = quick.set.get(name, value)
+            return max(2, int(value // quick.divide[name])) if name in quick.divide else value
+
+        fixed = {name: smaller(name, value) for name, value in self.fixed.items()}
+        values = list(dict.fromkeys(smaller(self.varied, value) for value in self.values))
+        return self.model_copy(update={"fixed": fixed, "values": values})
+
+
+class Quick(Runs):
+    """What a smoke run changes: values of the runs, or settings of a direction study."""
+
+    seeds: Seeds = 2
+    epsilons: Numbers = Field(default=[])
+    validation_range: Span | None = None
+    divide: dict[StudySetting, Annotated[float, Field(ge=1)]] = Field(default_factory=dict)
+    set: StudySettings = Field(default_factory=dict)
+
+
+class Experiment(Model):
+    """A table or figure of a paper, as a grid of runs."""
+
+    name: Text
+    title: Text
+    paper: Text
+    item: str = ""
+    claim: str = ""
+    kind: Annotated[str, one_of(KINDS)] = "training"
+    assumed: list[str] = Field(default=[])
+    figures: list[Annotated[str, one_of(FIGURES)]] = Field(default=[])
+    seeds: Seeds = 5
     reference: str = ""
-    tables: tuple[str, ...] = ("accuracy",)
-    figures: tuple[str, ...] = ()
-    targets: Mapping[str, float] = field(default_factory=dict)
+    tables: list[Annotated[str, one_of(TABLES)]] = Field(default=["accuracy"])
+    targets: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
     device: str = "cpu"
-    datasets: tuple[str, ...] = ()
-    protocol: Mapping[str, Any] = field(default_factory=dict)
-    arms: tuple[Arm, ...] = ()
-    absent: tuple[Absent, ...] = ()
-    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    protocol: Protocol = Protocol(datasets=[])
+    arms: list[Arm] = Field(default=[], alias="arm")
+    absent: list[Absent] = Field(default=[])
+    grid: Grid = Field(default_factory=dict)
     fair: Fair | None = None
-    sweeps: tuple[Sweep, ...] = ()
-    quick_values: Mapping[str, Any] = field(default_factory=dict)
-    quick: bool = False
+    sweeps: list[Sweep] = Field(default=[], alias="sweep")
+    quick_values: Quick = Field(default=Quick(), alias="quick")
+    _path: Path = PrivateAttr(Path())
+    _quick: bool = PrivateAttr(False)
+
+    @property
+    def path(self) -> Path:
+        """The file that says this."""
+        return self._path
+
+    @property
+    def quick(self) -> bool:
+        """Whether this is a smoke run."""
+        return self._quick
+
+    @property
+    def origin(self) -> str:
+        """The paper, and its item."""
+        return ", ".join(part for part in (self.paper, self.item) if part)
+
+    @property
+    def datasets(self) -> list[str]:
+        """The data of the published column."""
+        return self.protocol.datasets
+
+    @property
+    def fair_datasets(self) -> list[str]:
+        """The data of the fair column: its own, or those of the published one."""
+        return (self.fair.datasets or self.datasets) if self.fair else []
+
+    @model_validator(mode="after")
+    def _check(self) -> Experiment:
+        study = self.kind == "direction-error"
+        _check_kind(self, study)
+        if study:
+            if not self.sweeps:
+                raise refuse("there is no [[sweep]]: give at least one.")
+            return self
+        if not self.datasets:
+            raise refuse("the table [protocol] names no datasets: name at least one.")
+        _check_labels("[[arm]]", self.arms)
+        labels = [arm.label for arm in self.arms]
+        if self.reference and self.reference not in labels:
+            raise refuse(
+                f"reference = {self.reference!r} is the label of no arm: choose one of "
+                f"{', '.join(labels)}."
+            )
+        for dataset in self.targets:
+            if dataset not in self.datasets:
+                raise refuse(f"targets has {dataset!r}, none of the experiment's datasets.")
+        return self
 
     def variants(self) -> Iterator[dict[str, Any]]:
         """Every combination of the grid's values; one empty one without a grid."""
-        for values in itertools.product(*self.grid.values()):
-            yield dict(zip(self.grid, values, strict=True))
+        names = [name for name in GRID if name in self.grid]
+        for values in itertools.product(*(self.grid[name] for name in names)):
+            yield dict(zip(names, values, strict=True))
 
     def run(self, arm: Arm, dataset: str, variant: Mapping[str, Any], seed: int) -> RunSetting:
         """A run of the published column."""
-        values = _merged(self.protocol, arm.values, variant)
+        values = _merged(self.protocol.values, arm.values, variant)
         return RunSetting(dataset=dataset, seed=seed, **values)
 
     def fair_run(
@@ -138,8 +294,8 @@ class Experiment:
     ) -> RunSetting:
         """A run of the fair column, measured on the validation images if it is for tuning."""
         assert self.fair is not None
-        values = _merged(self.protocol, self.fair.protocol, arm.values)
-        values = {k: v for k, v in values.items() if k not in _NOISE}
+        values = _merged(self.protocol.values, self.fair.protocol.values, arm.values)
+        values = {name: value for name, value in values.items() if name not in _NOISE}
         if tuning:
             values |= {"test_range": None, "validation_range": self.fair.validation_range}
         values |= {"epsilon": epsilon, "lr": rate}
@@ -149,343 +305,67 @@ class Experiment:
         """The experiment with another number of seeds in both columns."""
         if seeds is None:
             return self
-        if type(seeds) is not int or not 1 <= seeds <= _MOST_SEEDS:
-            raise ConfigError(f"seeds {seeds!r} must be a whole number from 1 to {_MOST_SEEDS}.")
-        return replace(self, seeds=seeds, fair=self.fair and replace(self.fair, seeds=seeds))
+        if type(seeds) is not int or not 1 <= seeds <= MOST_SEEDS:
+            raise ConfigError(f"seeds {seeds!r} must be a whole number from 1 to {MOST_SEEDS}.")
+        fair = self.fair and self.fair.model_copy(update={"seeds": seeds})
+        return self.model_copy(update={"seeds": seeds, "fair": fair})
 
     def quickened(self) -> Experiment:
         """A smoke run: few epochs and seeds, one epsilon, two learning rates."""
+        quick = self.quick_values
         if self.kind == "direction-error":
-            sweeps = tuple(sweep.quickened(self.quick_values) for sweep in self.sweeps)
-            return replace(self, quick=True, sweeps=sweeps)
-        quick = dict(self.quick_values)
-        seeds = int(quick.pop("seeds", 2))
-        epsilons = quick.pop("epsilons", None)
-        validation = quick.pop("validation_range", None)
-        changes = {"epochs": 2} | quick
-        arms = tuple(replace(a, values=_without(a.values, changes)) for a in self.arms)
-        fair = self.fair
-        if fair is not None:
-            fair = replace(
-                fair,
-                seeds=seeds,
-                epsilons=tuple(epsilons or fair.epsilons[-1:]),
-                datasets=fair.datasets[:1],
-                validation_range=tuple(validation or fair.validation_range),
-                protocol=_without(fair.protocol, changes),
-                arms=tuple(
-                    replace(a, rates=a.rates[:2], values=_without(a.values, changes))
-                    for a in fair.arms
-                ),
-            )
-        return replace(
-            self,
-            quick=True,
-            seeds=seeds,
-            protocol=dict(self.protocol) | changes,
-            arms=arms,
-            fair=fair,
-        )
+            changes: dict[str, Any] = {"sweeps": [s.quickened(quick) for s in self.sweeps]}
+        else:
+            values = {"epochs": 2} | quick.values
+            changes = {
+                "seeds": quick.seeds,
+                "protocol": self.protocol.model_copy(update=values),
+                "arms": [_without(arm, values) for arm in self.arms],
+                "fair": self.fair and _quick_fair(self, self.fair, values),
+            }
+        copy = self.model_copy(update=changes)
+        copy._quick = True
+        return copy
 
 
-def read(path: Path) -> Experiment:
-    """The experiment that a TOML file describes. ConfigError names the file and the key."""
-    top = Section(_values(path), str(path), "top level")
-    name = top.text("name")
-    if name != path.stem:
-        raise top.refuse(f"name = {name!r} is not the file's name: it must be {path.stem!r}.")
-    kind = top.choice("kind", KINDS, "training")
-    header: dict[str, Any] = {
-        "name": name,
-        "title": top.text("title"),
-        "paper": top.text("paper"),
-        "item": top.text("item", ""),
-        "claim": top.text("claim", ""),
-        "path": path,
-        "kind": kind,
-        "assumed": top.texts("assumed"),
-        "figures": _chosen(top, "figures", FIGURES),
-        "quick_values": quick.items() if (quick := top.table("quick")) else {},
-    }
-    if kind == "direction-error":
-        experiment = Experiment(**header, seeds=1, tables=(), sweeps=read_sweeps(top))
-        top.finish()
-        _check_sweeps(top, experiment)
-        return experiment
-    experiment = _read_training(top, header)
-    _check_quick(top, experiment)
-    return experiment
-
-
-def _values(path: Path) -> dict[str, Any]:
-    """What the file holds; ConfigError where it is no TOML, or holds what no experiment can."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"the experiment {path} cannot be read ({error.strerror}): check the name."
-        ) from error
-    except ValueError as error:  # not TOML, or not UTF-8
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{path}: this is no valid TOML ({reason}): mend it there.") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: brackets are nested too deeply: mend it there.") from error
-    _check_values(path, values, "top level")
-    return values
-
-
-def _check_values(path: Path, value: Any, place: str) -> None:
-    """Numbers must be finite, and within what a computer counts with; nothing is a date."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if number and not -(2**63) < value < 2**63:
-        raise ConfigError(f"{path}: {place} = {str(value)[:40]} is wrong: it is out of range.")
-    if not isinstance(value, int | float | str | list | dict):
-        raise ConfigError(f"{path}: {place} = {value} is wrong: it is a date or a time.")
-    inner: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        inner = value.items()
-    elif isinstance(value, list):
-        inner = enumerate(value, start=1)
-    for key, item in inner:
-        _check_values(path, item, str(key) if place == "top level" else f"{place}, {key}")
-
-
-def _check_sweeps(top: Section, experiment: Experiment) -> None:
-    """The settings of a study are numbers; a study itself checks the rest when it is run."""
+def _quick_fair(experiment: Experiment, fair: Fair, values: Mapping[str, Any]) -> Fair:
     quick = experiment.quick_values
-    named = [
-        *((name, value) for sweep in experiment.sweeps for name, value in sweep.fixed.items()),
-        *((sweep.varied, value) for sweep in experiment.sweeps for value in sweep.values),
-        *(pair for key in ("divide", "set") for pair in dict(quick.get(key, {})).items()),
-    ]
-    for name, value in named:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise top.refuse(f"{name} = {value!r} is wrong: it must be a number.")
-    for name, value in dict(quick.get("divide", {})).items():
-        if value < 1:
-            raise top.refuse(f"quick, divide, {name} = {value!r} is wrong: it must be at least 1.")
+    arms = (_without(arm, values).model_copy(update={"rates": arm.rates[:2]}) for arm in fair.arms)
+    return fair.model_copy(
+        update={
+            "seeds": quick.seeds,
+            "epsilons": quick.epsilons or fair.epsilons[-1:],
+            "datasets": experiment.fair_datasets[:1],
+            "validation_range": quick.validation_range or fair.validation_range,
+            "protocol": _without(fair.protocol, values),
+            "arms": list(arms),
+        }
+    )
 
 
-def _read_training(top: Section, header: dict[str, Any]) -> Experiment:
-    protocol = top.table("protocol")
-    if protocol is None:
-        raise top.refuse("the table [protocol] is missing: add it.")
-    datasets = protocol.texts("datasets")
-    if not datasets:
-        raise protocol.refuse("datasets is empty: name at least one.")
-    shared = _protocol_values(protocol)
-    protocol.finish()
-    arms = tuple(_arm(section) for section in top.tables("arm"))
+def _check_kind(experiment: Experiment, study: bool) -> None:
+    """Keys of the one kind mean nothing in a file of the other."""
+    header = ("name", "title", "paper", "item", "claim", "kind", "assumed", "figures")
+    divided = {"divide", "set"}
+    foreign = experiment.model_fields_set - {*header, "sweeps", "quick_values"}
+    if not study:
+        foreign = experiment.model_fields_set & {"sweeps"}
+    given = experiment.quick_values.model_fields_set
+    foreign |= given - divided if study else given & divided
+    if foreign:
+        raise refuse(
+            f"the key {min(foreign)!r} has no meaning in an experiment of the kind "
+            f"{experiment.kind!r}: leave it out."
+        )
+
+
+def _check_labels(what: str, arms: Sequence[MethodRuns]) -> None:
     if not arms:
-        raise top.refuse("there is no [[arm]]: give at least one.")
+        raise refuse(f"there is no {what}: give at least one.")
     labels = [arm.label for arm in arms]
-    targets = top.table("targets")
-    grid = top.table("grid")
-    experiment = Experiment(
-        **header,
-        seeds=_seeds(top, 5),
-        reference=top.text("reference", ""),
-        tables=_chosen(top, "tables", TABLES) or ("accuracy",),
-        targets=_targets(targets, datasets) if targets else {},
-        device=top.text("device", "cpu"),
-        datasets=datasets,
-        protocol=shared,
-        arms=arms,
-        absent=tuple(_absent(section) for section in top.tables("absent")),
-        grid=_grid(grid) if grid else {},
-        fair=_fair(fair, datasets) if (fair := top.table("fair")) else None,
-    )
-    top.finish()
-    _check_unique(top, "arm", labels)
-    if experiment.reference and experiment.reference not in labels:
-        raise top.refuse(
-            f"reference = {experiment.reference!r} is the label of no arm: choose one of "
-            f"{', '.join(labels)}."
-        )
-    _check_runs(top, experiment)
-    return experiment
-
-
-def _protocol_values(section: Section) -> dict[str, Any]:
-    """The values of RunSetting that a protocol or an arm gives; RunSetting checks them."""
-    values: dict[str, Any] = {}
-    for key in _ARM_KEYS:
-        if section.has(key):
-            span = key in ("train_range", "test_range")
-            values[key] = section.span(key) if span else section.raw(key)
-    return values
-
-
-def _arm(section: Section) -> Arm:
-    arm = Arm(section.text("label"), _arm_values(section), _paper(section))
-    section.finish()
-    return arm
-
-
-def _arm_values(section: Section) -> dict[str, Any]:
-    settings = section.table("settings")
-    return {
-        "method": section.text("method"),
-        "settings": settings.items() if settings else {},
-        **_protocol_values(section),
-    }
-
-
-def _absent(section: Section) -> Absent:
-    absent = Absent(section.text("label"), section.text("reason"), _paper(section))
-    section.finish()
-    return absent
-
-
-def _paper(section: Section) -> dict[str, float]:
-    """What the paper prints, by measure."""
-    printed = section.table("paper")
-    if printed is None:
-        return {}
-    keys = (
-        "accuracy",
-        "std",
-        "low",
-        "high",
-        "seconds",
-        "relative",
-        "depth",
-        "memory_ratio",
-        "epsilon",
-    )
-    values = {key: printed.raw(key) for key in keys if printed.has(key)}
-    for key, value in values.items():
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise printed.refuse(f"{key} = {value!r} is wrong: it must be a number.")
-    printed.finish()
-    return values
-
-
-def _grid(section: Section) -> dict[str, tuple[Any, ...]]:
-    grid = {}
-    for key in _GRID_KEYS:
-        if section.has(key):
-            value = section.raw(key)
-            if not isinstance(value, list) or not value:
-                raise section.refuse(f"{key} = {value!r} is wrong: it must be a list of values.")
-            grid[key] = tuple(value)
-    section.finish()
-    return grid
-
-
-def _targets(section: Section, datasets: tuple[str, ...]) -> dict[str, float]:
-    targets = {}
-    for dataset, value in section.items().items():
-        if dataset not in datasets:
-            raise section.refuse(f"{dataset!r} is none of the experiment's datasets.")
-        if not isinstance(value, float) or not 0 < value < 1:
-            raise section.refuse(f"{dataset} = {value!r} is wrong: it must be an accuracy.")
-        targets[dataset] = value
-    return targets
-
-
-def _fair(section: Section, datasets: tuple[str, ...]) -> Fair:
-    chosen = section.texts("datasets") or datasets
-    arms = []
-    for inner in section.tables("arm"):
-        follows = inner.text("follows", "") or None
-        rates = () if follows else inner.numbers("rates")
-        arms.append(FairArm(inner.text("label"), _arm_values(inner), rates, follows))
-        inner.finish()
-    protocol = section.table("protocol")
-    fair = Fair(
-        epsilons=section.numbers("epsilons"),
-        validation_range=section.span("validation_range", (5000, 7000)),
-        tuning_seed=section.whole("tuning_seed", 100),
-        seeds=_seeds(section, 5),
-        datasets=chosen,
-        protocol=_protocol_values(protocol) if protocol else {},
-        arms=tuple(arms),
-    )
-    if protocol:
-        protocol.finish()
-    section.finish()
-    if not fair.arms:
-        raise section.refuse("there is no [[fair.arm]]: give at least one.")
-    tuned = [arm.label for arm in fair.arms if not arm.follows]
-    _check_unique(section, "arm", [arm.label for arm in fair.arms])
-    for arm in fair.arms:
-        if arm.follows and arm.follows not in tuned:
-            raise section.refuse(
-                f"the arm {arm.label!r} follows {arm.follows!r}, which is no tuned arm: choose "
-                f"one of {', '.join(tuned)}."
-            )
-    if len({len(arm.rates) for arm in fair.arms if not arm.follows}) > 1:
-        raise section.refuse("the arms have different numbers of rates: tune all of them alike.")
-    if fair.tuning_seed < fair.seeds:
-        raise section.refuse(
-            f"tuning_seed = {fair.tuning_seed} is one of the {fair.seeds} seeds that are "
-            "reported: choose another."
-        )
-    return fair
-
-
-def _seeds(section: Section, default: int) -> int:
-    seeds = section.whole("seeds", default, least=1)
-    if seeds > _MOST_SEEDS:
-        raise section.refuse(f"seeds = {seeds} is wrong: it must be at most {_MOST_SEEDS}.")
-    return seeds
-
-
-def _check_runs(top: Section, experiment: Experiment) -> None:
-    """Make a run of every arm and value, which checks methods, datasets, settings and sizes."""
-    first = next(experiment.variants())
-    others = [
-        first | {key: value} for key, values in experiment.grid.items() for value in values[1:]
-    ]
-    for dataset in experiment.datasets:
-        for number, arm in enumerate(experiment.arms, start=1):
-            for variant in (first, *others):
-                place = f"arm {number} ({arm.label})"
-                _checked(top, place, experiment.run, arm, dataset, variant, 0)
-    fair = experiment.fair
-    for dataset in fair.datasets if fair else ():
-        for number, tuned in enumerate(fair.arms if fair else (), start=1):
-            place = f"fair, arm {number} ({tuned.label})"
-            rate = tuned.rates[0] if tuned.rates else 0.1
-            _checked(top, place, experiment.fair_run, tuned, dataset, 1.0, rate, 0, True)
-
-
-def _check_quick(top: Section, experiment: Experiment) -> None:
-    quick = top.table("quick")
-    if quick is None:
-        return
-    known = (*_ARM_KEYS, "seeds", "epsilons", "validation_range")
-    for key in quick.items():
-        if key not in known:
-            raise quick.refuse(f"the key {key!r} is unknown: it may have {', '.join(known)}.")
-    _seeds(quick, 2)
-    quick.numbers("epsilons", ())
-    for key in ("train_range", "test_range", "validation_range"):
-        quick.span(key, (0, 1))
-    _check_runs(top, experiment.quickened())
-
-
-def _checked(top: Section, place: str, make: Any, *arguments: Any) -> None:
-    try:
-        make(*arguments).train_config()
-    except (ConfigError, TypeError) as error:
-        # A TypeError is a value of the wrong kind that a constructor tripped over.
-        raise top.refuse(f"{place}: {error}") from error
-
-
-def _check_unique(section: Section, what: str, labels: list[str]) -> None:
     for label in labels:
         if labels.count(label) > 1:
-            raise section.refuse(f"two {what}s have the label {label!r}: give each its own.")
-
-
-def _chosen(section: Section, key: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    values = section.texts(key)
-    for value in values:
-        if value not in known:
-            raise section.refuse(f"{key} has {value!r}: choose from {', '.join(known)}.")
-    return values
+            raise refuse(f"two arms have the label {label!r}: give each its own.")
 
 
 def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -493,10 +373,11 @@ def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for part in parts:
         if any(form in part for form in _NOISE):
-            merged = _without(merged, dict.fromkeys(_NOISE))
+            merged = {name: value for name, value in merged.items() if name not in _NOISE}
         merged |= part
     return merged
 
 
-def _without(values: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in keys}
+def _without(arm: _Runs, names: Mapping[str, Any]) -> _Runs:
+    kept = {name: getattr(arm, name) for name in arm.model_fields_set if name not in names}
+    return type(arm).model_construct(**kept)

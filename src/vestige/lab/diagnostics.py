@@ -7,27 +7,16 @@ before the window is full, t < window - 1, are left out.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 KEPT = ("rho", "tempering", "depth", "memory_ratio", "gate", "scale", "confidence")
 _BLOCKS = 50
 
-
-class _Mean:
-    """The mean of what was added; None of nothing."""
-
-    def __init__(self) -> None:
-        self.total, self.count = 0.0, 0
-
-    def add(self, value: Any) -> None:
-        if isinstance(value, int | float) and math.isfinite(value):
-            self.total += value
-            self.count += 1
-
-    def value(self) -> float | None:
-        return float(f"{self.total / self.count:.5g}") if self.count else None
+Array = npt.NDArray[np.float64]  # one line for each step, one column for each group
 
 
 class MemoryRecord:
@@ -37,38 +26,17 @@ class MemoryRecord:
         self._per_block = max(1, -(-epochs // _BLOCKS))
         self._first = window - 1
         self._groups: list[str] = []
-        self._blocks: dict[int, dict[str, list[_Mean]]] = {}
-        self._steps: dict[int, int] = {}
-        self._whole: dict[str, _Mean] = {}
+        self._blocks: dict[int, dict[str, Array]] = {}
 
     def add(self, epoch: int, facts: Mapping[str, Any]) -> None:
         """The numbers of all steps of an epoch, as metrics.jsonl has them."""
         self._groups = list(facts["groups"])
-        block = -(-epoch // self._per_block)
-        means = self._blocks.setdefault(block, {})
-        steps = [i for i, step in enumerate(facts["step"]) if step >= self._first]
-        self._steps[block] = self._steps.get(block, 0) + len(steps)
+        kept = np.asarray(facts["step"]) >= self._first
+        block = self._blocks.setdefault(-(-epoch // self._per_block), {})
         for name in KEPT:
-            if name not in facts:
-                continue
-            found = means.setdefault(name, [_Mean() for _ in self._groups])
-            for i in steps:
-                self._add_step(name, facts[name][i], found, self._matrices(facts, i))
-
-    def _matrices(self, facts: Mapping[str, Any], step: int) -> Sequence[bool]:
-        """Which groups have a matrix: those with an exponent, where exponents are estimated."""
-        if "rho" not in facts or all(value is None for value in facts["rho"][step]):
-            return [True] * len(self._groups)
-        return [value is not None for value in facts["rho"][step]]
-
-    def _add_step(
-        self, name: str, values: Sequence[Any], found: list[_Mean], matrices: Sequence[bool]
-    ) -> None:
-        whole = self._whole.setdefault(name, _Mean())
-        for value, mean, matrix in zip(values, found, matrices, strict=True):
-            mean.add(value)
-            if matrix:
-                whole.add(value)
+            if name in facts:
+                added = np.array(facts[name], dtype=float)[kept]
+                block[name] = np.concatenate([block[name], added]) if name in block else added
 
     def summary(self, epochs: int) -> dict[str, Any] | None:
         """What the row keeps; None for a method without memory.
@@ -78,15 +46,30 @@ class MemoryRecord:
         """
         if not self._blocks:
             return None
-        blocks = sorted(self._blocks)
-        names = [name for name in KEPT if name in self._whole]
+        blocks = [self._blocks[number] for number in sorted(self._blocks)]
+        names = list(blocks[0])
+        whole = {name: np.concatenate([block[name] for block in blocks]) for name in names}
+        matrices = _matrices(whole)
         return {
             "groups": self._groups,
-            "epoch": [min(block * self._per_block, epochs) for block in blocks],
-            "steps": [self._steps[block] for block in blocks],
-            **{
-                name: [[mean.value() for mean in self._blocks[block][name]] for block in blocks]
-                for name in names
-            },
-            "mean": {name: self._whole[name].value() for name in names},
+            "epoch": [min(number * self._per_block, epochs) for number in sorted(self._blocks)],
+            "steps": [len(next(iter(block.values()))) for block in blocks],
+            **{name: [_group_means(block[name]) for block in blocks] for name in names},
+            "mean": {name: _mean(values[matrices]) for name, values in whole.items()},
         }
+
+
+def _matrices(values: Mapping[str, Array]) -> npt.NDArray[np.bool_]:
+    """Which groups have a matrix: those with an exponent, at steps where any has one."""
+    known = np.isfinite(values.get("rho", next(iter(values.values()))))
+    return known | ~known.any(axis=1, keepdims=True) if "rho" in values else np.ones_like(known)
+
+
+def _group_means(values: Array) -> list[float | None]:
+    return [_mean(group) for group in values.T]
+
+
+def _mean(values: Array) -> float | None:
+    """The mean of the finite ones, to five digits; None of nothing."""
+    finite = values[np.isfinite(values)]
+    return float(f"{finite.mean():.5g}") if finite.size else None

@@ -7,6 +7,7 @@ with the best accuracy on the validation images.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,45 +62,44 @@ def tasks_of(
     if experiment.kind == "direction-error":
         yield from _points(experiment)
         return
-    if "fair" in columns and experiment.fair is not None:
-        yield from _tuning(experiment)
+    if "fair" in columns:
+        for cell in fair_cells(experiment):
+            yield from _tuning(experiment, *cell)
     if "published" in columns:
         yield from _published(experiment)
-    if "fair" in columns and experiment.fair is not None:
-        yield from _fair(experiment, rows)
+    if "fair" in columns:
+        for cell in fair_cells(experiment):
+            yield from _finals(experiment, *cell, rows)
 
 
 def count_of(experiment: Experiment, columns: Sequence[str] = COLUMNS) -> dict[str, int]:
     """How many rows each part of an experiment has, whether known by now or not."""
-    counts = {"published": 0, "tuning": 0, "fair": 0}
-    if experiment.kind == "direction-error":
-        return counts | {"published": len({t.hash for t in _points(experiment)})}
-    if "published" in columns:
-        counts["published"] = len({task.hash for task in _published(experiment)})
-    if "fair" in columns and experiment.fair is not None:
-        fair = experiment.fair
-        counts["tuning"] = len({task.hash for task in _tuning(experiment)})
-        counts["fair"] = len(fair.datasets) * len(fair.epsilons) * len(fair.arms) * fair.seeds
-    return counts
+    hashes: dict[str, set[str]] = {"published": set(), "tuning": set()}
+    for task in tasks_of(experiment, {}, columns):
+        hashes["tuning" if task.role == "tuning" else "published"].add(task.hash)
+    counts = {name: len(known) for name, known in hashes.items()}
+    seeds = experiment.fair.seeds if experiment.fair and "fair" in columns else 0
+    return counts | {"fair": seeds * len(list(fair_cells(experiment)))}
+
+
+def fair_cells(experiment: Experiment) -> Iterator[tuple[str, float, FairArm]]:
+    """Every dataset, epsilon and method of the fair column."""
+    fair = experiment.fair
+    if fair is not None:
+        yield from itertools.product(experiment.fair_datasets, fair.epsilons, fair.arms)
 
 
 def chosen_rate(
-    experiment: Experiment,
-    arm: FairArm,
-    dataset: str,
-    epsilon: float,
-    rows: Mapping[str, Row],
+    experiment: Experiment, dataset: str, epsilon: float, arm: FairArm, rows: Mapping[str, Row]
 ) -> float | None:
     """The learning rate with the best validation accuracy; None while tuning is unfinished.
 
     Ties go to the lower validation loss, then to the smaller rate.
     """
-    assert experiment.fair is not None
-    if arm.follows:
-        leader = next(other for other in experiment.fair.arms if other.label == arm.follows)
-        return chosen_rate(experiment, leader, dataset, epsilon, rows)
+    if arm.follows and experiment.fair is not None:
+        arm = next(other for other in experiment.fair.arms if other.label == arm.follows)
     tried = []
-    for task in _tuning_of(experiment, arm, dataset, epsilon):
+    for task in _tuning(experiment, dataset, epsilon, arm):
         row = rows.get(task.hash)
         if row is None:
             return None
@@ -115,78 +115,47 @@ def _published(experiment: Experiment) -> Iterator[Task]:
             for arm in experiment.arms:
                 for seed in range(experiment.seeds):
                     run = experiment.run(arm, dataset, variant, seed)
-                    cell = {"dataset": dataset, **variant}
-                    yield _task(experiment, "published", "final", arm.label, run, cell)
+                    place = (experiment.name, "published", "final", arm.label)
+                    yield _task(experiment, place, run, {"dataset": dataset, **variant})
 
 
-def _tuning(experiment: Experiment) -> Iterator[Task]:
+def _tuning(experiment: Experiment, dataset: str, epsilon: float, arm: FairArm) -> Iterator[Task]:
     assert experiment.fair is not None
-    for dataset in experiment.fair.datasets:
-        for epsilon in experiment.fair.epsilons:
-            for arm in experiment.fair.arms:
-                yield from _tuning_of(experiment, arm, dataset, epsilon)
+    for rate in arm.rates:
+        seed = experiment.fair.tuning_seed
+        run = experiment.fair_run(arm, dataset, epsilon, rate, seed, tuning=True)
+        place = (experiment.name, "fair", "tuning", arm.label)
+        yield _task(experiment, place, run, {"dataset": dataset, "epsilon": epsilon})
 
 
-def _tuning_of(
-    experiment: Experiment, arm: FairArm, dataset: str, epsilon: float
+def _finals(
+    experiment: Experiment, dataset: str, epsilon: float, arm: FairArm, rows: Mapping[str, Row]
 ) -> Iterator[Task]:
     assert experiment.fair is not None
-    seed = experiment.fair.tuning_seed
-    for rate in arm.rates:
-        run = experiment.fair_run(arm, dataset, epsilon, rate, seed, tuning=True)
-        cell = {"dataset": dataset, "epsilon": epsilon}
-        yield _task(experiment, "fair", "tuning", arm.label, run, cell)
-
-
-def _fair(experiment: Experiment, rows: Mapping[str, Row]) -> Iterator[Task]:
-    assert experiment.fair is not None
-    for dataset in experiment.fair.datasets:
-        for epsilon in experiment.fair.epsilons:
-            for arm in experiment.fair.arms:
-                rate = chosen_rate(experiment, arm, dataset, epsilon, rows)
-                if rate is None:
-                    continue
-                for seed in range(experiment.fair.seeds):
-                    run = experiment.fair_run(arm, dataset, epsilon, rate, seed, tuning=False)
-                    cell = {"dataset": dataset, "epsilon": epsilon}
-                    yield _task(experiment, "fair", "final", arm.label, run, cell)
+    rate = chosen_rate(experiment, dataset, epsilon, arm, rows)
+    for seed in range(experiment.fair.seeds) if rate is not None else ():
+        assert rate is not None
+        run = experiment.fair_run(arm, dataset, epsilon, rate, seed, tuning=False)
+        place = (experiment.name, "fair", "final", arm.label)
+        yield _task(experiment, place, run, {"dataset": dataset, "epsilon": epsilon})
 
 
 def _points(experiment: Experiment) -> Iterator[Task]:
     for sweep in experiment.sweeps:
         for config in sweep.points():
-            yield Task(
-                experiment=experiment.name,
-                column="published",
-                role="final",
-                label=sweep.name,
-                hash=config_hash(config),
-                config=config,
-                run=None,
-                cell=(("panel", sweep.name), (sweep.varied, config[sweep.varied])),
-            )
+            place = (experiment.name, "published", "final", sweep.name)
+            cell = (("panel", sweep.name), (sweep.varied, config[sweep.varied]))
+            yield Task(*place, config_hash(config), config, run=None, cell=cell)
 
 
 def _task(
     experiment: Experiment,
-    column: str,
-    role: str,
-    label: str,
+    place: tuple[str, str, str, str],
     run: RunSetting,
     cell: Mapping[str, Any],
 ) -> Task:
     config = run.config()
-    return Task(
-        experiment=experiment.name,
-        column=column,
-        role=role,
-        label=label,
-        hash=config_hash(config),
-        config=config,
-        run=run,
-        device=experiment.device,
-        cell=tuple(cell.items()),
-    )
+    return Task(*place, config_hash(config), config, run, experiment.device, tuple(cell.items()))
 
 
 class Plan:
@@ -202,11 +171,11 @@ class Plan:
         Within an experiment tuning comes first, since the fair column waits for it.
         """
         if self._cache[0] != len(rows):  # rows are only ever added
-            found: dict[str, Task] = {}
+            known: dict[str, Task] = {}
             for experiment in self._experiments:
                 for task in tasks_of(experiment, rows, self._columns):
-                    found.setdefault(task.hash, task)
-            self._cache = (len(rows), list(found.values()))
+                    known.setdefault(task.hash, task)
+            self._cache = (len(rows), list(known.values()))
         return self._cache[1]
 
     def total(self, rows: Mapping[str, Row]) -> int:
@@ -214,14 +183,11 @@ class Plan:
 
         Waiting rows may turn out to be shared, so this is at most too high until tuning is done.
         """
-        waiting = 0
-        for experiment in self._experiments:
-            fair = experiment.fair
-            if "fair" not in self._columns or fair is None:
-                continue
-            for dataset in fair.datasets:
-                for epsilon in fair.epsilons:
-                    for arm in fair.arms:
-                        if chosen_rate(experiment, arm, dataset, epsilon, rows) is None:
-                            waiting += fair.seeds
+        waiting = sum(
+            experiment.fair.seeds
+            for experiment in self._experiments
+            if experiment.fair is not None and "fair" in self._columns
+            for cell in fair_cells(experiment)
+            if chosen_rate(experiment, *cell, rows) is None
+        )
         return len(self.tasks(rows)) + waiting

@@ -7,34 +7,25 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import time
 from typing import Any
 
 
 class Display:
-    """Plain lines on stderr: what was finished, how many are left, and how long that may take."""
+    """Plain lines on stderr: what was there, and what was finished; nothing if it is quiet."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._first, self._began = 0, time.monotonic()
 
     def begin(self, finished: int, total: int) -> None:
         """At the start: what is there already."""
-        self._first, self._began = finished, time.monotonic()
         self._line(f"{finished} of {total} rows are there, {total - finished} are left")
 
-    def show(self, finished: int, total: int) -> None:
-        """The state of things; called often."""
+    def show(self, finished: int, total: int, now: str = "") -> None:
+        """The state of things, and what is being made; called often."""
 
-    def started(self, name: str) -> None:
-        """A row was begun."""
-
-    def finished(self, name: str) -> None:
-        """A row of this command is done."""
+    def done(self, name: str) -> None:
+        """A row of this command is finished."""
         self._line(f"done: {name}")
-
-    def watch(self, epoch: int, epochs: int) -> None:
-        """An epoch of the row at hand is done."""
 
     def say(self, message: str) -> None:
         """Something that the user should read."""
@@ -52,50 +43,30 @@ class Bar(Display):
     """A progress bar over the rows, with the row at hand and the time that is probably left."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(quiet=True)
+        from rich import progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
 
-        self._bar: Any = Progress(
-            TextColumn("rows"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
+        self._bar = progress.Progress(
+            progress.TextColumn("rows"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.description}", markup=False),
             console=Console(stderr=True),
         )
         self._task: Any = None
-        self._name = ""
 
     def begin(self, finished: int, total: int) -> None:
         """At the start: what is there already."""
         self._bar.start()
         self._task = self._bar.add_task("starting", total=total, completed=finished)
 
-    def show(self, finished: int, total: int) -> None:
-        """The state of things; called often."""
-        self._bar.update(self._task, completed=finished, total=total)
-
-    def started(self, name: str) -> None:
-        """A row was begun."""
-        self._name = name
-        self._bar.update(self._task, description=name)
-
-    def finished(self, name: str) -> None:
-        """A row of this command is done."""
-
-    def watch(self, epoch: int, epochs: int) -> None:
-        """An epoch of the row at hand is done."""
-        self._bar.update(self._task, description=f"{self._name} (epoch {epoch}/{epochs})")
+    def show(self, finished: int, total: int, now: str = "") -> None:
+        """The state of things, and what is being made; called often."""
+        self._bar.update(self._task, completed=finished, total=total, description=now or None)
 
     def say(self, message: str) -> None:
         """Something that the user should read, above the bar."""
@@ -108,7 +79,5 @@ class Bar(Display):
 
 def best_display(quiet: bool = False) -> Display:
     """A bar where there is a terminal and rich; lines otherwise; nothing if it shall be quiet."""
-    if quiet:
-        return Display(quiet=True)
-    has_rich = importlib.util.find_spec("rich") is not None
-    return Bar() if has_rich and sys.stderr.isatty() else Display()
+    bar = importlib.util.find_spec("rich") is not None and sys.stderr.isatty()
+    return Bar() if bar and not quiet else Display(quiet)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from vestige.errors import ConfigError
-from vestige.files import write_whole
 from vestige.lab import catalogue
+from vestige.lab import report as pages
 from vestige.lab.definition import Experiment
 from vestige.lab.grid import Row
 from vestige.lab.report.checks import check_rows, naming_damage
@@ -56,40 +56,27 @@ def write_all(experiments: Iterable[Experiment], root: Path) -> list[Path]:
 
 
 def write(experiment: Experiment, rows: Mapping[str, Row], folder: Path) -> list[Path]:
-    """Write the tables and plots of one experiment; ConfigError where it has no row yet."""
+    """Write tables, plots and page of one experiment; ConfigError where it has no row yet."""
     with naming_damage(f"a row of {experiment.name}", "take its line out of rows.jsonl"):
         return _write(experiment, rows, folder)
 
 
 def _write(experiment: Experiment, rows: Mapping[str, Row], folder: Path) -> list[Path]:
-    from vestige.lab.report import write as draw  # needs matplotlib, which reading rows does not
-
     experiment = fitted(experiment, rows)
-    own = rows_of(experiment, rows)
-    if not own:
+    finished = rows_of(experiment, rows)
+    if not finished:
         raise ConfigError(
             f"there is no row of {experiment.name} in {folder.parent / ROWS}: run `vestige "
             f"reproduce {experiment.name}` first."
         )
-    check_rows(own)
-    numbers = summarised(experiment, own)
+    check_rows(finished)
+    numbers = summarised(experiment, finished)
     # By the last two names of the path: where the results lie does not change the bytes.
     root = folder.absolute().parent.name
     command = f"vestige report {root}/{experiment.name}"
-    page = markdown(experiment, numbers, command, f"{root}/{ROWS}")
     text = json.dumps({"made_by": command} | numbers, indent=1, allow_nan=False, sort_keys=True)
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in ((TABLE, page), (NUMBERS, f"{text}\n")):
-            write_whole(folder / name, content)
-            written.append(folder / name)
-    except OSError as error:
-        raise OSError(
-            f"the report of {experiment.name} cannot be written to {folder} ({error.strerror}): "
-            "the rows are untouched; mend that and give the same command again."
-        ) from error
-    return [*written, *draw(experiment, own, folder)]
+    tables = {TABLE: markdown(experiment, numbers, command, f"{root}/{ROWS}"), NUMBERS: f"{text}\n"}
+    return [*pages.write_files(folder, tables), *pages.write(experiment, finished, folder)]
 
 
 def _adapted(experiment: Experiment, root: Path) -> Experiment:

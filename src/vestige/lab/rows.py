@@ -3,7 +3,7 @@
 `rows.jsonl` holds one JSON object on each line. Rows are added under a lock, whole or not at all,
 and flushed to the disk before the next one starts. A line that was cut (a killed process, a full
 disk, an editor) is set aside in `rows.torn.jsonl` and its row is run again; no other line is
-touched. Which rows are being run is said by locks on bytes of `rows.lock`, one byte for each hash:
+touched. Which rows are being run is said by locks in the folder `rows.claims`, one for each hash:
 the system gives a lock back when its process ends, in whatever way, so that no row stays claimed.
 """
 
@@ -16,13 +16,14 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from vestige.errors import ConfigError
 from vestige.files import write_all, write_whole
 from vestige.lab.grid import Row
 from vestige.lab.setting import config_hash
 
-ROWS, TORN, LOCK = "rows.jsonl", "rows.torn.jsonl", "rows.lock"
-_APPENDING = 2**60  # a byte beyond those of the hashes
+ROWS, TORN, LOCK, CLAIMS = "rows.jsonl", "rows.torn.jsonl", "rows.lock", "rows.claims"
 _NEEDED = ("hash", "config", "seconds")
 
 
@@ -87,7 +88,7 @@ def parsed(line: bytes) -> Row | None:
 
 
 class RowStore(Rows):
-    """Rows that are added to, by this and other processes. One for each process and folder.
+    """Rows that are added to, by this and other processes.
 
     Guarantee: a row that `append` has returned from is on the disk, and survives whatever happens
     to this or another process; no row is ever half there for a reader.
@@ -97,81 +98,66 @@ class RowStore(Rows):
         super().__init__(root)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = FileLock(root / LOCK)
+            with self._lock:
+                self._repair()
         except OSError as error:
             raise ConfigError(
-                f"the results folder {str(root)!r} cannot be written ({error.strerror}): give "
-                "another one as --out."
+                f"the results folder {str(root)!r} cannot be written ({error.strerror or error}): "
+                "give another one as --out."
             ) from error
-        try:
-            self.repair()
-            self.refresh()
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> RowStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give every claim back."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self.refresh()
 
     @contextlib.contextmanager
     def claim(self, hash_: str) -> Iterator[bool]:
         """While entered, no other process runs this row. False where one already does."""
-        with self._locked(int(hash_, 16) % _APPENDING, wait=False) as mine:
-            yield mine
+        folder = self.root / CLAIMS
+        folder.mkdir(exist_ok=True)
+        lock = FileLock(folder / hash_)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            # While it is held: whoever waits for the name finds that it is gone, and starts over.
+            (folder / hash_).unlink(missing_ok=True)
+            lock.release()
 
     def append(self, row: Row) -> None:
         """Add a row, whole, and see it on the disk. OSError where the disk is full."""
         line = f"{json.dumps(row, allow_nan=False, separators=(',', ':'))}\n".encode()
-        with self._locked(_APPENDING, wait=True):
-            if not self._ends_with_a_line():
-                self._repair()  # another process was killed while it wrote
+        with self._lock:
             try:
+                if not self._ends_with_a_line():
+                    self._repair()  # another process was killed while it wrote
                 file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            except OSError as error:
-                raise self._unwritten(error) from error
-            try:
-                before = os.fstat(file).st_size
                 try:
-                    write_all(file, line)
-                    os.fsync(file)
-                except OSError as error:
-                    with contextlib.suppress(OSError):
-                        os.ftruncate(file, before)
-                    raise self._unwritten(error) from error
-            finally:
-                os.close(file)
-
-    def repair(self) -> None:
-        """Set damaged lines aside, so that what follows them stays readable."""
-        with self._locked(_APPENDING, wait=True):
-            self._repair()
+                    _add(file, line)
+                finally:
+                    os.close(file)
+            except OSError as error:
+                full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                raise OSError(
+                    f"a row could not be added to {self.path} ({error.strerror or error}): every "
+                    f"finished row before it is kept; {'free some space' if full else 'mend that'} "
+                    "and give the same command again."
+                ) from error
 
     def _ends_with_a_line(self) -> bool:
-        try:
-            with self.path.open("rb") as file:
-                if not os.fstat(file.fileno()).st_size:
-                    return True
-                file.seek(-1, os.SEEK_END)
-                return file.read(1) == b"\n"
-        except FileNotFoundError:
+        if not self.path.exists() or not self.path.stat().st_size:
             return True
+        with self.path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
 
     def _repair(self) -> None:
-        try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
+        """Set damaged lines aside, so that what follows them stays readable."""
+        if not self.path.exists():
             return
-        except OSError as error:
-            raise self._unwritten(error) from error
+        content = self.path.read_bytes()
         good: list[bytes] = []
         bad: list[bytes] = []
         for line in content.splitlines():
@@ -179,46 +165,28 @@ class RowStore(Rows):
                 (bad if parsed(line) is None else good).append(line + b"\n")
         if b"".join(good) == content:
             return
-        try:
-            if bad:
-                with (self.root / TORN).open("ab") as torn:
-                    torn.writelines(bad)
-                    torn.flush()
-                    os.fsync(torn.fileno())
-            write_whole(self.path, b"".join(good))
-        except OSError as error:
-            raise self._unwritten(error) from error
+        if bad:
+            torn = self.root / TORN
+            before = torn.read_bytes() if torn.exists() else b""
+            write_whole(torn, before + b"".join(bad))
+        write_whole(self.path, b"".join(good))
         if bad:
             self._complain(
                 f"{self.path} had {len(bad)} cut or damaged line(s): set aside in "
                 f"{self.root / TORN}; those rows are run again, the other {len(good)} are kept."
             )
 
-    def _unwritten(self, error: OSError) -> OSError:
-        cause = error.strerror or str(error)
-        advice = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
-        return OSError(
-            f"a row could not be added to {self.path} ({cause}): every finished row before it is "
-            f"kept; {advice} and give the same command again."
-        )
 
-    @contextlib.contextmanager
-    def _locked(self, byte: int, wait: bool) -> Iterator[bool]:
-        import fcntl
-
-        how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
-        try:
-            fcntl.lockf(self._lock, how, 1, byte)
-            held = True
-        except OSError as error:
-            if wait or error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
-            held = False
-        try:
-            yield held
-        finally:
-            if held and self._lock >= 0:
-                fcntl.lockf(self._lock, fcntl.LOCK_UN, 1, byte)
+def _add(file: int, line: bytes) -> None:
+    """Write a line to the end of a file, whole and on the disk, or not at all."""
+    before = os.fstat(file).st_size
+    try:
+        write_all(file, line)
+        os.fsync(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, before)
+        raise
 
 
 def merge(store: RowStore, source: Path) -> tuple[int, int]:

@@ -1,36 +1,49 @@
 """`reproduce`: run what is missing of some experiments, with several workers, and say what is left.
 
 Finished rows are never run again, whatever ends the command: a kill, a full disk, Ctrl-C, a
-deadline. The same command continues.
+deadline. The same command continues. Several workers are a process pool (concurrent.futures); each
+of them appends its rows by itself, so that a row is kept as soon as it is made.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
+import math
+import multiprocessing
 import os
-import selectors
-import subprocess
-import sys
+import signal
+import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import ConfigError
+from vestige.errors import ConfigError, VestigeError
 from vestige.lab import catalogue
 from vestige.lab.definition import Experiment
-from vestige.lab.grid import Plan, chosen_columns
+from vestige.lab.grid import Plan, Task, chosen_columns
 from vestige.lab.progress import Display
-from vestige.lab.rows import Rows, RowStore
-from vestige.lab.worker import Job, adapted, one_thread, work
+from vestige.lab.rows import RowStore
 
 RESULTS = Path("results")
 QUICK_RESULTS = Path("runs") / "quick"
 QUICK = "quick"
 SMOKE = "this is a smoke run: its numbers only show that everything runs"
 _LOOK = 1.0  # seconds between looks at what other commands have finished
+_PAUSE = 0.3  # seconds between looks, while all that is left is being run by others
+Watch = Callable[[int, int], None]  # told the epochs of a row that are done, and how many it has
 
 
 @dataclass(frozen=True)
@@ -67,20 +80,9 @@ class Request:
     @property
     def adapted(self) -> list[Experiment]:
         """The experiments as they are run."""
-        return [adapted(e, self.quick, self.seeds) for e in self.experiments]
-
-    def job(self) -> Job:
-        """What the workers are told."""
-        return Job(
-            files=tuple(str(e.path.resolve()) for e in self.experiments),
-            out=str(self.root.resolve()),
-            quick=self.quick,
-            seeds=self.seeds,
-            columns=chosen_columns(self.column),
-            device=self.device,
-            workers=self.workers,
-            deadline=None if self.minutes is None else time.time() + 60 * self.minutes,
-        )
+        quick = self.quick
+        chosen = [e.quickened() if quick else e for e in self.experiments]
+        return [experiment.with_seeds(self.seeds) for experiment in chosen]
 
     def command(self) -> str:
         """The command that asks for this, for people to give again."""
@@ -116,168 +118,220 @@ class Outcome:
 def reproduce(request: Request, display: Display | None = None) -> Outcome:
     """Run the rows that are missing. Ctrl-C is no exception here: the outcome says so."""
     display = display or Display()
-    job, plan = request.job(), Plan(request.adapted, chosen_columns(request.column))
-    with RowStore(request.root) as store:  # refuses a folder that cannot be written, and repairs
-        for complaint in store.complaints:
-            display.say(complaint)
-        rows = store.refresh()
-        known = {task.hash for task in plan.tasks(rows)}
-        outcome = Outcome(request.root, plan.total(rows), len(known & rows.keys()))
-        display.begin(outcome.finished, outcome.total)
-        try:
-            if request.workers == 1:
-                _alone(job, plan, store, outcome, display)
-            elif not outcome.complete:
-                _together(job, plan, outcome, display)
-            _count(plan, store, outcome)
-            display.show(outcome.finished, outcome.total)
-        finally:
-            display.end()
+    store = RowStore(request.root)  # refuses a folder that cannot be written, and repairs
+    for complaint in store.complaints:
+        display.say(complaint)
+    work = _Work(request, store, display)
+    outcome = work.outcome
+    display.begin(outcome.finished, outcome.total)
+    try:
+        for workers in range(request.workers, 0, -1):  # a pool that lost a worker goes on without
+            with _pool(workers) if request.workers > 1 else _here() as pool:
+                if work.run(pool, workers):
+                    break
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    finally:
+        work.count()
+        display.end()
     return outcome
 
 
-def _alone(job: Job, plan: Plan, store: RowStore, outcome: Outcome, display: Display) -> None:
-    """One worker: this process."""
-    from vestige.lab.training_row import make_row
+class _Work:
+    """The rows of a request on their way: what is open, what is being run, what has failed."""
 
-    def tell(event: dict[str, Any]) -> None:
-        _heard(event, outcome, display)
-        _count(plan, store, outcome)
-        display.show(outcome.finished, outcome.total)
+    def __init__(self, request: Request, store: RowStore, display: Display) -> None:
+        self._request, self._store, self._display = request, store, display
+        self._plan = Plan(request.adapted, chosen_columns(request.column))
+        self._failed: set[str] = set()
+        self._elsewhere: set[str] = set()  # what another command is running, by the last look
+        self._running: dict[Future[Made], tuple[Task, float]] = {}
+        self._slowest = 0.0
+        minutes = request.minutes
+        self._deadline = math.inf if minutes is None else time.time() + 60 * minutes
+        self.outcome = Outcome(request.root)
+        self.count()
 
-    with _one_thread():
-        try:
-            work(
-                plan,
-                store,
-                lambda task: make_row(task, job.device, display.watch, job.workers),
-                tell,
-                job.deadline,
-            )
-        except KeyboardInterrupt:
-            outcome.interrupted = True
-        except OSError as error:
-            outcome.failures.append(str(error))
-            display.say(str(error))
+    def count(self) -> None:
+        """See what is finished by now, by this command or another one."""
+        rows = self._store.refresh()
+        self.outcome.total = self._plan.total(rows)
+        self.outcome.finished = sum(task.hash in rows for task in self._plan.tasks(rows))
 
+    def run(self, pool: Executor, workers: int) -> bool:
+        """Run rows until all are finished, failed, or would end after the deadline.
 
-def _together(job: Job, plan: Plan, outcome: Outcome, display: Display) -> None:
-    """Several workers, each a process; this one watches."""
-    rows = Rows(Path(job.out))
-    with _processes(job) as workers, selectors.DefaultSelector() as inbox:
-        for worker in workers:
-            assert worker.stdout is not None
-            inbox.register(worker.stdout, selectors.EVENT_READ, _Letters(worker))
-        try:
-            while inbox.get_map():
-                for key, _ in inbox.select(_LOOK):
-                    for event in key.data.read():
-                        _heard(event, outcome, display)
-                    if key.data.ended:
-                        inbox.unregister(key.fileobj)
-                        _ended(key.data.worker, outcome, display)
-                _count(plan, rows, outcome)
-                display.show(outcome.finished, outcome.total)
-        except KeyboardInterrupt:
-            outcome.interrupted = True
+        A row that fails is told and left to the next command; the others go on. False where the
+        pool has lost a worker.
+        """
+        self._running.clear()
+        while True:
+            waiting = self._open()
+            if waiting and time.time() + self._slowest > self._deadline:
+                self.outcome.deadline, waiting = True, []
+            for task in waiting[: workers - len(self._running)]:
+                self._show(task.name)
+                self._running[pool.submit(self._make(task))] = (task, time.time())
+            if self._running:
+                done, _ = wait(self._running, _LOOK, FIRST_COMPLETED)
+                well = {self._ended(future) for future in done}
+                if False in well:
+                    return False
+            elif self._elsewhere and not self.outcome.deadline:
+                time.sleep(_PAUSE)  # all that is left is being run by another command
+                self._elsewhere.clear()
+            else:
+                return True
+            self.count()
+            self._show()
 
+    def _show(self, now: str = "") -> None:
+        self._display.show(self.outcome.finished, self.outcome.total, now)
 
-class _Letters:
-    """The events that a worker writes, line by line."""
+    def _open(self) -> list[Task]:
+        rows = self._store.refresh()
+        taken = self._failed | self._elsewhere | {task.hash for task, _ in self._running.values()}
+        return [t for t in self._plan.tasks(rows) if t.hash not in rows and t.hash not in taken]
 
-    def __init__(self, worker: subprocess.Popen[bytes]) -> None:
-        self.worker, self.ended = worker, False
-        self._rest = b""
+    def _make(self, task: Task) -> Callable[[], Made]:
+        def watch(epoch: int, epochs: int) -> None:
+            self._show(f"{task.name} (epoch {epoch}/{epochs})")
 
-    def read(self) -> Iterator[dict[str, Any]]:
-        """What has arrived."""
-        assert self.worker.stdout is not None
-        arrived = os.read(self.worker.stdout.fileno(), 2**16)
-        self.ended = not arrived
-        *lines, self._rest = (self._rest + arrived).split(b"\n")
-        for line in lines:
-            yield json.loads(line)
-
-
-@contextlib.contextmanager
-def _processes(job: Job) -> Iterator[list[subprocess.Popen[bytes]]]:
-    environment = dict(os.environ)
-    # Threads that spin while they wait would take the cores away from the other workers.
-    environment |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    command = [sys.executable, "-m", "vestige.lab.worker"]
-    workers: list[subprocess.Popen[bytes]] = []
-    try:
-        for _ in range(job.workers):
-            worker = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-                bufsize=0,
-                # Ctrl-C on the terminal is for this process, which then ends the others.
-                process_group=0,
-            )
-            workers.append(worker)
-            assert worker.stdin is not None
-            worker.stdin.write(f"{job.as_line()}\n".encode())
-        yield workers
-    finally:
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.wait()
-            for pipe in (worker.stdin, worker.stdout):
-                if pipe is not None:
-                    pipe.close()
-
-
-def _ended(worker: subprocess.Popen[bytes], outcome: Outcome, display: Display) -> None:
-    code = worker.wait()
-    if code < 0:
-        display.say(
-            f"a worker was killed (signal {-code}); its row is free again and the others go on."
+        request, root = self._request, str(self._request.root.resolve())
+        alone = request.workers == 1
+        return functools.partial(
+            make, task, root, request.device, request.workers, watch if alone else None
         )
-        outcome.failures.append(f"a worker was killed (signal {-code})")
+
+    def _ended(self, future: Future[Made]) -> bool:
+        """Tell how a row went; False where its worker, or another one, was killed."""
+        task, began = self._running.pop(future)
+        self._slowest = max(self._slowest, time.time() - began)
+        try:
+            made = future.result()
+        except BrokenExecutor:
+            self._fail("a worker was killed; its row is free again and the others go on.", "")
+            return False
+        if made.fatal:
+            self._fail(made.error, made.details)
+            self._failed |= {open_.hash for open_ in self._plan.tasks(self._store.refresh())}
+        elif made.error:
+            self._failed.add(task.hash)
+            self._fail(f"the row {task.name} failed: {made.error}", made.details)
+        elif made.elsewhere:
+            self._elsewhere.add(task.hash)
+        else:
+            self.outcome.made += 1
+            self._display.done(task.name)
+        return True
+
+    def _fail(self, message: str, details: str) -> None:
+        if message not in self.outcome.failures:
+            self.outcome.failures.append(message)
+            self._display.say(message)
+            if details and details not in self.outcome.details:
+                self.outcome.details.append(details)
+                self._display.say(details)
 
 
-def _heard(event: dict[str, Any], outcome: Outcome, display: Display) -> None:
-    kind = event["event"]
-    if kind == "started":
-        display.started(event["name"])
-    elif kind == "finished":
-        outcome.made += 1
-        display.finished(event["name"])
-    elif kind == "deadline":
-        outcome.deadline = True
-    else:
-        message = event["error"]
-        if kind == "failed":
-            message = f"the row {event['name']} failed: {message}"
-        if message not in outcome.failures:
-            outcome.failures.append(message)
-            display.say(message)
-            details = event.get("details")
-            if details and details not in outcome.details:
-                outcome.details.append(details)
-                display.say(details)
+@dataclass(frozen=True)
+class Made:
+    """How the making of a row ended: well, by an error, or before it began."""
+
+    elsewhere: bool = False  # another command is running it, or has finished it
+    error: str = ""
+    details: str = ""  # where an unexpected error came from
+    fatal: bool = False  # no row can be kept any more: a full disk
 
 
-def _count(plan: Plan, rows: Rows, outcome: Outcome) -> None:
-    found = rows.refresh()
-    outcome.total = plan.total(found)
-    outcome.finished = sum(task.hash in found for task in plan.tasks(found))
+def make(task: Task, root: str, device: str | None, workers: int, watch: Watch | None) -> Made:
+    """Make a row in this process and keep it, unless another command is at it.
+
+    A row is claimed by a lock before it is run, and looked for once more after it is claimed, so
+    that it is run once, however many commands share a results folder.
+    """
+    from vestige.lab import training_row
+
+    store = _store(root)
+    with store.claim(task.hash) as mine:
+        if not mine or task.hash in store.refresh():
+            return Made(elsewhere=True)
+        try:
+            row = training_row.make_row(task, device, watch, workers)
+        except VestigeError as error:
+            return Made(error=str(error))  # raised on purpose: it speaks for itself
+        except Exception as error:
+            details = "".join(traceback.format_exception(error))
+            return Made(error=f"{type(error).__name__}: {error}", details=details)
+        try:
+            store.append(row)
+        except OSError as error:
+            return Made(error=str(error), fatal=True)
+    return Made()
+
+
+@functools.lru_cache(maxsize=1)
+def _store(root: str) -> RowStore:
+    return RowStore(Path(root))
+
+
+class _Here(Executor):
+    """Runs what is submitted at once, in this process."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The finished future. Ctrl-C comes through."""
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def _here() -> Iterator[Executor]:
+    """One worker, this process, on one core as all workers are."""
     import torch
 
     before = torch.get_num_threads()
-    one_thread()
+    torch.set_num_threads(1)
     try:
-        yield
+        yield _Here()
     finally:
         torch.set_num_threads(before)
+        _store.cache_clear()
+
+
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[Executor]:
+    """Several processes, each on one core. They end with this process, in whatever way it ends."""
+    context = multiprocessing.get_context("spawn")
+    reader, writer = context.Pipe(duplex=False)
+    # Threads that spin while they wait would take the cores away from the other workers.
+    quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    before = {name: os.environ.get(name) for name in quiet}
+    os.environ.update(quiet)
+    pool = ProcessPoolExecutor(workers, context, _begin_worker, (reader,))
+    try:
+        yield pool
+    finally:
+        writer.close()  # ends the workers, in the middle of a row if need be
+        pool.shutdown(cancel_futures=True)
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})
+
+
+def _begin_worker(reader: Connection) -> None:
+    """A new process of the pool: Ctrl-C is for the first process, which then ends the others."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+    def watch() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            reader.recv()  # nothing is ever sent: this returns when the other end is closed
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def what_next(request: Request, outcome: Outcome) -> list[str]:

@@ -6,39 +6,36 @@ once. Guarantee: like the exponents, a function of the weights alone, without pr
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.box import Box
-from rich.markup import escape
-from rich.table import Table
-
 from vestige.audit.plot_files import check_plot, write_plot
 from vestige.errors import ConfigError
+from vestige.lab import wording
+from vestige.lab.report.plots import Panel, figure_of, look, styled
 from vestige.memory import spectrum
 from vestige.memory.spectrum import INTERVAL, Fit
+from vestige.statement.table import Table
 from vestige.train.config import MODELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from rich.table import Table as RichTable
     from torch import Tensor
 
 DEFAULT_TAIL = 0.5
 IMAGE_SHAPE, CLASSES = (3, 32, 32), 10
 """A built-in model is made for CIFAR-10."""
 
-# A line below the head and nothing else: nine columns must fit into eighty characters.
-_RULED = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 _RANGE = f"[{INTERVAL[0]:g}, {INTERVAL[1]:g}]"
 _WEIGHTS = "model.pt"  # in a run folder
 # Where training scripts keep the state_dict in a checkpoint that holds more than that.
 _KEYS = ("model", "model_state_dict", "state_dict", "module", "net", "weights")
-_BULK, _TAIL, _FIT = "#b6bec9", "#1f5fa8", "#d1495b"
-_INSIDE, _OUTSIDE = "#2a7f4f", "#b3541e"
+_WIDTH, _HEIGHT = 260, 200  # of a panel, in points
 
 
 @dataclass(frozen=True)
@@ -188,102 +185,79 @@ def examine(request: Request) -> Report:
     return Report(request, tuple(layers))
 
 
-def table(report: Report) -> Table:
+def layer_table(layers: Sequence[Layer], caption: str) -> Table:
+    """One line for each layer."""
+    lines = []
+    for layer in layers:
+        figures = [wording.NONE] * 5
+        if layer.fit is not None:
+            fit = layer.fit
+            figures = [f"{len(fit.eigenvalues)}", f"{fit.tail_size}", f"{fit.xmin:.3g}"]
+            figures += [f"{fit.ks_distance:.3f}", f"{fit.exponent:.3f}"]
+        name, shape = layer.name.removesuffix(".weight"), "x".join(map(str, layer.shape))
+        place = layer.place or wording.NONE
+        lines.append([name, shape, *figures, place, f"{layer.tempering:.3f}"])
+    headings = ["layer", "shape", "n", "tail", "xmin", "KS", "exponent", _RANGE, "tempering"]
+    return Table(headings, lines, caption)
+
+
+def table(report: Report) -> RichTable:
     """The report for a terminal."""
-    shown = Table(box=_RULED, padding=0, show_edge=False, title=report.title, title_justify="left")
-    shown.add_column("layer", overflow="fold", min_width=10)
-    for name in (
-        "shape",
-        "n",
-        "tail",
-        "xmin",
-        "KS",
-        "exponent",
-        _RANGE,
-        "tempering",
-    ):
-        shown.add_column(name.replace("[", r"\["), justify="right", no_wrap=True)
-    for layer in report.layers:
-        fit = layer.fit
-        figures = ["-"] * 5
-        if fit is not None:
-            figures = [
-                str(len(fit.eigenvalues)),
-                str(fit.tail_size),
-                f"{fit.xmin:.3g}",
-                f"{fit.ks_distance:.3f}",
-                f"{fit.exponent:.3f}",
-            ]
-        shape = "x".join(map(str, layer.shape))
-        name = escape(layer.name.removesuffix(".weight"))
-        shown.add_row(name, shape, *figures, layer.place or "-", f"{layer.tempering:.3f}")
-    return shown
+    return layer_table(report.layers, report.title).rich()
+
+
+def panels(layers: Sequence[Layer]) -> list[Panel]:
+    """One log-log panel for each layer: how many eigenvalues are at least x, and the fit."""
+    return [
+        Panel(
+            layer.name.removesuffix(".weight")[-26:],
+            "no exponent." if layer.fit is None else f"exponent {layer.fit.exponent:.2f}.",
+            partial(_draw_layer, layer),
+            _HEIGHT,
+            _WIDTH,
+        )
+        for layer in layers
+    ]
 
 
 def draw(report: Report, path: Path) -> None:
-    """One log-log panel for each layer: how many eigenvalues are at least x, and the fit."""
-    from matplotlib.figure import Figure
-
-    count = len(report.layers)
-    columns = _columns(count)
-    rows = math.ceil(count / columns)
-    figure = Figure(figsize=(max(2.5 * columns, 5.0), 2.1 * rows + 1.0), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for layer, axes in zip(report.layers, panels, strict=False):
-        _panel(axes, layer)
-    for axes in panels[count:]:
-        axes.set_axis_off()
+    """Draw the panels of all layers into a file."""
     title = report.title if len(report.title) <= 80 else f"...{report.title[-77:]}"
-    figure.suptitle(f"{title}\ngreen: inside {_RANGE}", fontsize=9, parse_math=False)
-    figure.supxlabel("eigenvalue x", fontsize=8, x=0.02, ha="left")
-    figure.supylabel("share of eigenvalues from x on", fontsize=8)
-    legends = [axes.get_legend_handles_labels() for axes in panels]
-    handles, labels = max(legends, key=lambda legend: len(legend[0]))
-    figure.legend(handles, labels, loc="outside lower right", ncols=3, frameon=False, fontsize=8)
-    write_plot(figure, path)
+    with styled():
+        figure = figure_of(f"{title}\nbold: inside {_RANGE}", panels(report.layers))
+        write_plot(figure, path)
 
 
-def _columns(count: int) -> int:
-    """A row of up to four panels, or else the grid of 3 to 7 columns with the fewest gaps."""
-    if count <= 4:
-        return count
-    return min(range(3, min(count, 8)), key=lambda columns: (-count % columns, -columns))
-
-
-def _panel(axes: Axes, layer: Layer) -> None:
+def _draw_layer(layer: Layer, axes: Axes) -> None:
     import numpy as np
     from matplotlib.ticker import NullFormatter, NullLocator
 
-    name = layer.name.removesuffix(".weight")
-    axes.set_title(
-        name if len(name) <= 26 else f"...{name[-24:]}", fontsize=8, loc="left", parse_math=False
-    )
-    axes.spines[["top", "right"]].set_visible(False)
     fit = layer.fit
     if fit is None:
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.text(0.5, 0.5, "no exponent", ha="center", va="center", fontsize=8, color="#666666")
+        axes.set(xticks=[], yticks=[])
+        axes.text(0.5, 0.5, "no exponent", ha="center", va="center")
         return
-    values, n = fit.eigenvalues, len(fit.eigenvalues)
-    share = 1 - np.arange(n) / n
-    start = n - fit.tail_size
-    line = np.geomspace(fit.xmin, values[-1], 50)
-    law = share[start] * (line / fit.xmin) ** (1 - fit.exponent)
-    axes.loglog(values[:start], share[:start], ".", ms=3, color=_BULK, label="eigenvalues")
-    axes.loglog(values[start:], share[start:], ".", ms=3, color=_TAIL, label="tail")
-    axes.loglog(line, law, color=_FIT, lw=1.4, label="fitted power law")
+    values, count = fit.eigenvalues, len(fit.eigenvalues)
+    share = 1 - np.arange(count) / count
+    start = count - fit.tail_size
+    x = np.geomspace(fit.xmin, values[-1], 50)
+    law = share[start] * (x / fit.xmin) ** (1 - fit.exponent)
+    points = {"ls": "none", "marker": ".", "ms": 4}
+    axes.loglog(values[:start], share[:start], **points, color="#b6bec9", label="eigenvalues")
+    axes.loglog(values[start:], share[start:], **points, color=look(0)["color"], label="tail")
+    axes.loglog(x, law, color=look(1)["color"], ls="-", marker="", label="fitted power law")
     # The bulk gets at most as much room as the tail: small eigenvalues can reach very far down.
     left = max(values[0], fit.xmin * (fit.xmin / values[-1]))
     margin = (values[-1] / left) ** 0.06
     axes.set_xlim(left / margin, values[-1] * margin)
-    axes.set_ylim(max(0.2 / n, min(0.6 / n, 0.9 * law[-1])), 1.5)
-    axes.set_xticks([fit.xmin, values[-1]], [f"{x:.2g}" for x in (fit.xmin, values[-1])])
+    axes.set_ylim(max(0.2 / count, min(0.6 / count, 0.9 * law[-1])), 1.5)
+    axes.set_xticks([fit.xmin, values[-1]], [f"{end:.2g}" for end in (fit.xmin, values[-1])])
     axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.tick_params(labelsize=7)
-    color = _INSIDE if layer.place == "inside" else _OUTSIDE
-    axes.set_title(f"{fit.exponent:.2f}", fontsize=9, loc="right", color=color, weight="bold")
+    axes.set(xlabel="eigenvalue x", ylabel="share from x on")
+    weight = "bold" if layer.place == "inside" else "normal"
+    axes.set_title(f"{fit.exponent:.2f}", loc="right", weight=weight)
 
 
 def _weights(request: Request) -> dict[str, Tensor]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from vestige.lab.definition import Experiment
-from vestige.lab.grid import Row, tasks_of
+from vestige.lab.grid import COLUMNS, Row, fair_cells, tasks_of
 from vestige.lab.statistics import PairedTest, corrected, paired_test, summarise, time_to_target
 
 Numbers = dict[str, Any]
@@ -22,14 +22,18 @@ def fitted(experiment: Experiment, rows: Mapping[str, Row]) -> Experiment:
     for: a command with --seeds needs no note of its own to be reported."""
     if experiment.kind != "training":
         return experiment
-    while _all_there(more := replace(experiment, seeds=experiment.seeds + 1), rows, "published"):
-        experiment = more
-    while (fair := experiment.fair) is not None:
-        more = replace(experiment, fair=replace(fair, seeds=fair.seeds + 1))
-        if not _all_there(more, rows, "fair"):
-            break
-        experiment = more
+    for column in COLUMNS if experiment.fair else ("published",):
+        while _all_there(more := _one_more_seed(experiment, column), rows, column):
+            experiment = more
     return experiment
+
+
+def _one_more_seed(experiment: Experiment, column: str) -> Experiment:
+    if column == "fair" and experiment.fair is not None:
+        fair = experiment.fair
+        more = fair.model_copy(update={"seeds": fair.seeds + 1})
+        return experiment.model_copy(update={"fair": more})
+    return experiment.model_copy(update={"seeds": experiment.seeds + 1})
 
 
 def _all_there(experiment: Experiment, rows: Mapping[str, Row], column: str) -> bool:
@@ -77,25 +81,21 @@ def summarised(experiment: Experiment, rows: Sequence[Row]) -> Numbers:
 
 
 def _published(experiment: Experiment, rows: Sequence[Row]) -> list[Numbers]:
-    found = [row for row in rows if row["column"] == "published"]
+    published = [row for row in rows if row["column"] == "published"]
     cells = []
     for dataset in experiment.datasets:
         for variant in experiment.variants():
             cell = {"dataset": dataset, **variant}
-            here = [row for row in found if row["cell"] == cell]
+            here = [row for row in published if row["cell"] == cell]
             lines = []
             for arm in experiment.arms:
-                own = [row for row in here if row["label"] == arm.label]
-                target = experiment.targets.get(dataset)
-                line = {"label": arm.label, "expected": experiment.seeds, **_line(own, target)}
-                lines.append(line | {"paper": dict(arm.paper)})
+                line = _line(_matching(here, cell, arm.label), experiment.targets.get(dataset))
+                head = {"label": arm.label, "expected": experiment.seeds}
+                lines.append(head | line | {"paper": dict(arm.paper)})
             _relate(lines, here, experiment.reference)
-            for absent in experiment.absent:
-                lines.append(
-                    {"label": absent.label, "reason": absent.reason, "paper": dict(absent.paper)}
-                )
+            lines += [absent.model_dump() for absent in experiment.absent]
             cells.append({"cell": cell, "lines": lines})
-    _test(cells, found, experiment.reference)
+    _test(cells, published, experiment.reference)
     return cells
 
 
@@ -103,23 +103,20 @@ def _fair(experiment: Experiment, rows: Sequence[Row]) -> list[Numbers]:
     fair = experiment.fair
     if fair is None:
         return []
-    found = [row for row in rows if row["column"] == "fair" and row["role"] == "final"]
+    finals = [row for row in rows if row["column"] == "fair" and row["role"] == "final"]
     tuning = [row for row in rows if row["role"] == "tuning"]
-    cells = []
-    for dataset in fair.datasets:
-        for epsilon in fair.epsilons:
-            cell = {"dataset": dataset, "epsilon": epsilon}
-            lines = []
-            for arm in fair.arms:
-                own = _matching(found, cell, arm.label)
-                tuned = _matching(tuning, cell, arm.label)
-                tried = {str(row["lr"]): row["final_accuracy"] for row in tuned}
-                target = experiment.targets.get(dataset)
-                line = {"label": arm.label, "expected": fair.seeds, **_line(own, target)}
-                lines.append(line | {"follows": arm.follows, "tuning": tried})
-            cells.append({"cell": cell, "lines": lines})
-    _test(cells, found, fair.arms[0].label)
-    return cells
+    cells: dict[tuple[str, float], Numbers] = {}
+    for dataset, epsilon, arm in fair_cells(experiment):
+        cell = {"dataset": dataset, "epsilon": epsilon}
+        line = _line(_matching(finals, cell, arm.label), experiment.targets.get(dataset))
+        tried = {
+            str(row["lr"]): row["final_accuracy"] for row in _matching(tuning, cell, arm.label)
+        }
+        head = {"label": arm.label, "expected": fair.seeds}
+        lines = cells.setdefault((dataset, epsilon), {"cell": cell, "lines": []})["lines"]
+        lines.append(head | line | {"follows": arm.follows, "tuning": tried})
+    _test(list(cells.values()), finals, fair.arms[0].label)
+    return list(cells.values())
 
 
 def _matching(rows: Iterable[Row], cell: Mapping[str, Any], label: str) -> list[Row]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vestige.errors import ConfigError
 from vestige.lab.diagnostics import MemoryRecord
 from vestige.lab.grid import Row, Task
 from vestige.lab.setting import RunSetting
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from vestige.train.data import Dataset
 
+_OF_CONFIG = "dataset model method settings seed lr delta epochs".split()
+_OF_RESULT = "epsilon guarantee noise_multiplier optimizer parameters steps".split()
 Watch = Callable[[int, int], None]  # told the epochs that are done, and how many there are
 
 
@@ -59,30 +62,13 @@ def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tup
         raise KeyboardInterrupt
     record.account(result, last_only=task.role == "tuning")
     row = {
-        "hash": task.hash,
-        "experiment": task.experiment,
-        "column": task.column,
-        "role": task.role,
-        "label": task.label,
-        "config": task.config,
-        "dataset": run.dataset,
-        "model": run.model,
-        "method": run.method,
-        "settings": task.config["settings"],
-        "seed": run.seed,
-        "lr": float(run.lr),
+        **_place(task),
+        **{name: task.config[name] for name in _OF_CONFIG},
         "final_accuracy": result["accuracy"],
         "best_accuracy": record.best,
         "final_loss": _rounded(result["loss"]),
-        "epsilon": result["epsilon"],
         "epsilon_marginal": record.marginal,
-        "delta": run.delta,
-        "guarantee": result["guarantee"],
-        "noise_multiplier": result["noise_multiplier"],
-        "optimizer": result["optimizer"],
-        "parameters": result["parameters"],
-        "steps": result["steps"],
-        "epochs": run.epochs,
+        **{name: result[name] for name in _OF_RESULT},
         "seconds": round(session.seconds, 3),
         "curve": record.curve,
         "diagnostics": record.memory.summary(run.epochs),
@@ -159,33 +145,42 @@ def _optimizer(run: RunSetting) -> Callable[..., torch.optim.Optimizer] | None:
 def _prepared(run: RunSetting) -> Dataset:
     held_out = run.validation_range or run.test_range
     assert held_out is not None
-    return _load(run.dataset, run.train_range, held_out, run.validation_range is not None)
+    tuning = run.validation_range is not None
+    return _load(run.dataset, tuple(run.train_range), tuple(held_out), tuning)
 
 
 @functools.lru_cache(maxsize=4)
 def _load(
-    name: str, train: tuple[int, int], held_out: tuple[int, int], validation: bool
+    name: str, train: tuple[int, ...], held_out: tuple[int, ...], validation: bool
 ) -> Dataset:
     from vestige.train import data
 
-    return data.load_ranges(name, train, held_out, validation=validation)
+    spans = (train[0], train[1]), (held_out[0], held_out[1])
+    return data.load_ranges(name, *spans, validation=validation)
 
 
 def _direction_row(task: Task) -> Row:
-    from vestige.lab.directions import measure
-
     started = time.perf_counter()
-    errors = measure(task.config)
-    return {
-        "hash": task.hash,
-        "experiment": task.experiment,
-        "column": task.column,
-        "role": task.role,
-        "label": task.label,
-        "config": task.config,
-        "errors": errors,
-        "seconds": round(time.perf_counter() - started, 3),
-    }
+    errors = _measure(task.config)
+    seconds = round(time.perf_counter() - started, 3)
+    return {**_place(task), "errors": errors, "seconds": seconds}
+
+
+def _place(task: Task) -> Row:
+    names = ("hash", "experiment", "column", "role", "label", "config")
+    return {name: getattr(task, name) for name in names}
+
+
+def _measure(config: Mapping[str, Any]) -> dict[str, float]:
+    """The errors at one point of a direction study, by method and measure."""
+    from vestige.geometry.study import DirectionStudy, direction_study
+
+    settings = {name: value for name, value in config.items() if name != "kind"}
+    try:
+        study = DirectionStudy(**settings)
+    except TypeError as error:
+        raise ConfigError(f"a point lacks a setting ({error}): add it to the sweep.") from error
+    return direction_study(study)
 
 
 def hardware(device: str, workers: int) -> dict[str, Any]:

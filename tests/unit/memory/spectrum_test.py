@@ -709,13 +709,6 @@ def test_the_plot_goes_where_it_is_asked_for(name: str) -> None:
     assert run("linear", "--plot", name).stdout.splitlines()[-1] == f"plot  {name}"
 
 
-@pytest.mark.parametrize(
-    ("count", "columns"), [(1, 1), (3, 3), (4, 4), (5, 3), (6, 3), (7, 4), (8, 4), (21, 7), (22, 6)]
-)
-def test_the_grid_of_panels(count: int, columns: int) -> None:
-    assert spectrum_report._columns(count) == columns
-
-
 @command
 def test_a_run_folder_gets_its_plot() -> None:
     train = "train --model linear --train-size 40 --test-size 20 --lot 8 --steps 2 --device cpu"

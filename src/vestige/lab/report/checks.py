@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from vestige.checks import is_number
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
 from vestige.errors import ConfigError, VestigeError
+from vestige.lab.fields import refuse
 
-_NUMBERS = ("final_accuracy", "best_accuracy", "seconds", "delta", "lr")
-_OPTIONAL = ("epsilon", "epsilon_marginal", "final_loss")
-_TEXTS = ("method", "dataset", "model")
-_CURVES = ("epoch", "accuracy", "loss", "epsilon")
+Finite = Annotated[float, Field(gt=-1e300, lt=1e300, allow_inf_nan=False)]
+Measured = list[Finite | None]
 
 
 @contextmanager
@@ -25,6 +25,10 @@ def naming_damage(what: str, remedy: str) -> Iterator[None]:
         yield
     except (VestigeError, OSError):
         raise
+    except ImportError as error:
+        raise ConfigError(
+            f"a report needs {error.name}, which is not installed: pip install 'vestige-dp[all]'."
+        ) from error
     except Exception as error:
         said = " ".join(str(error).split())[:120]
         raise ConfigError(
@@ -32,79 +36,93 @@ def naming_damage(what: str, remedy: str) -> Iterator[None]:
         ) from error
 
 
+class Checked(BaseModel):
+    """Values of a file that anybody can edit: of the right kind; others beside them are let be."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+class _Curve(Checked):
+    epoch: list[Finite]
+    accuracy: Measured
+    loss: Measured
+    epsilon: Measured
+
+    @model_validator(mode="after")
+    def _check(self) -> _Curve:
+        if (
+            len({len(values) for values in (self.epoch, self.accuracy, self.loss, self.epsilon)})
+            > 1
+        ):
+            raise refuse("its lists do not belong together")
+        return self
+
+
+class _Diagnostics(Checked):
+    groups: list[str]
+    epoch: list[Finite]
+    mean: dict[str, Finite | None]
+    steps: list[int] = Field(default=[])
+    __pydantic_extra__: dict[str, list[Measured]] = Field(init=False)
+
+    @model_validator(mode="after")
+    def _check(self) -> _Diagnostics:
+        for name, blocks in self.__pydantic_extra__.items():
+            sizes = {len(block) for block in blocks}
+            if len(blocks) != len(self.epoch) or sizes - {len(self.groups)}:
+                raise refuse(f"{name} has not one number for each epoch and group")
+        return self
+
+
+class _TrainingRow(Checked):
+    method: str
+    dataset: str
+    model: str
+    seed: int
+    final_accuracy: Finite
+    best_accuracy: Finite
+    seconds: Finite
+    delta: Finite
+    lr: Finite
+    epsilon: Finite | None
+    epsilon_marginal: Finite | None
+    final_loss: Finite | None
+    settings: dict[str, Any]
+    versions: dict[str, Any]
+    hardware: dict[str, Any]
+    curve: _Curve
+    diagnostics: _Diagnostics | None = None
+
+
+class _StudyRow(Checked):
+    errors: dict[str, Finite]
+    seconds: Finite
+
+
 def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
     """ConfigError for the first row that a report could not be made of."""
     for row in rows:
-        errors = row.get("errors")
-        if "config" in row and "kind" in _table(row, "config"):
-            if not isinstance(errors, dict) or not all(is_number(v) for v in errors.values()):
-                raise _broken(row, f"errors is {errors!r}, not a table of finite numbers")
-            continue
-        _check_training(row)
+        config = row.get("config")
+        model = _StudyRow if isinstance(config, dict) and "kind" in config else _TrainingRow
+        try:
+            model.model_validate(row)
+        except ValidationError as error:
+            label = row.get("label", "without a label")
+            raise ConfigError(
+                f"the row {row.get('hash', '(without a hash)')} ({label}) cannot be reported: "
+                f"{what_is_wrong(error)}; take its line out of rows.jsonl, and `vestige reproduce` "
+                "runs it again."
+            ) from error
 
 
-def _check_training(row: Mapping[str, Any]) -> None:
-    for name in _TEXTS:
-        if not isinstance(row.get(name), str):
-            raise _broken(row, f"{name} is {row.get(name)!r}, not a text")
-    if type(row.get("seed")) is not int:
-        raise _broken(row, f"seed is {row.get('seed')!r}, not a whole number")
-    for name in _NUMBERS:
-        if not is_number(row.get(name)):
-            raise _broken(row, f"{name} is {row.get(name)!r}, not a finite number")
-    for name in _OPTIONAL:
-        if name not in row or not (row[name] is None or is_number(row[name])):
-            raise _broken(row, f"{name} is {row.get(name)!r}, neither a finite number nor null")
-    for name in ("settings", "versions", "hardware"):
-        _table(row, name)
-    curve = _table(row, "curve")
-    lengths = set()
-    for name in _CURVES:
-        values = curve.get(name)
-        if not isinstance(values, list) or not all(v is None or is_number(v) for v in values):
-            raise _broken(row, f"curve.{name} is no list of numbers")
-        lengths.add(len(values))
-    if len(lengths) > 1 or None in curve["epoch"]:
-        raise _broken(row, "the lists of its curve do not belong together")
-    if row.get("diagnostics") is not None:
-        _check_diagnostics(row, _table(row, "diagnostics"))
-
-
-def _check_diagnostics(row: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    groups, epochs = facts.get("groups"), facts.get("epoch")
-    if not isinstance(groups, list) or not all(isinstance(group, str) for group in groups):
-        raise _broken(row, "diagnostics lacks its groups")
-    if not isinstance(epochs, list) or not all(map(is_number, epochs)):
-        raise _broken(row, "diagnostics lacks its epochs")
-    for name, blocks in facts.items():
-        if name in ("groups", "epoch", "steps", "mean"):
-            continue
-        whole = isinstance(blocks, list) and len(blocks) == len(epochs)
-        if not whole or not all(_is_block(block, len(groups)) for block in blocks):
-            raise _broken(row, f"diagnostics.{name} has not one number for each epoch and group")
-    _table(facts, "mean", row)
-
-
-def _table(
-    values: Mapping[str, Any], name: str, row: Mapping[str, Any] | None = None
-) -> Mapping[str, Any]:
-    found = values.get(name)
-    if not isinstance(found, dict):
-        raise _broken(values if row is None else row, f"{name} is no table of values")
-    return found
-
-
-def _is_block(block: Any, groups: int) -> bool:
-    return (
-        isinstance(block, list)
-        and len(block) == groups
-        and all(value is None or is_number(value) for value in block)
-    )
-
-
-def _broken(row: Mapping[str, Any], what: str) -> ConfigError:
-    return ConfigError(
-        f"the row {row.get('hash', '(without a hash)')} ({row.get('label', 'without a label')}) "
-        f"cannot be reported: {what}; take its line out of rows.jsonl, and `vestige reproduce` "
-        "runs it again."
-    )
+def what_is_wrong(error: ValidationError) -> str:
+    """The first thing that pydantic found, with its place and its value."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"{place} is missing"
+    if first["type"] == "sentence":
+        return f"{place}: {first['msg']}"
+    value = repr(first["input"])
+    shown = value if len(value) <= 40 else f"{value[:40]}..."
+    return f"{place} is {shown} ({first['msg'].replace('Input should', 'it must')})"

@@ -2,31 +2,335 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
+from vestige.lab import wording
 from vestige.lab.definition import Experiment
-from vestige.lab.report import curve_plots, value_plots
-from vestige.lab.report.direction_plots import direction_plots
-from vestige.lab.report.material import Material, Row
-from vestige.lab.report.panels import Plot
+from vestige.lab.report.curves import BAND, mean_line, stage_panels
+from vestige.lab.report.plots import (
+    Dot,
+    Line,
+    Panel,
+    Plot,
+    Style,
+    dot_panel,
+    from_zero,
+    hollow,
+    line_panel,
+    look,
+    looks,
+    plot,
+    reference,
+)
+from vestige.lab.statistics import summarise
 from vestige.lab.summary import Numbers
 
-_MAKERS: dict[str, Callable[[Material], Plot]] = {
-    "accuracy-by-epoch": curve_plots.accuracy_by_epoch,
-    "accuracy-by-epsilon": curve_plots.accuracy_by_epsilon,
-    "epsilon-by-epoch": curve_plots.epsilon_by_epoch,
-    "stages": curve_plots.stages,
-    "final-accuracy": value_plots.final_accuracy,
-    "runtime": value_plots.runtime,
-    "depth-by-interval": value_plots.depth_by_interval,
+Row = Mapping[str, Any]
+_INTERVALS = "Bars are two-sided 95 % Student-t intervals over the seeds."
+_ERRORS = {
+    "direction_mse": ("direction-error", "mean squared error of the direction"),
+    "gradient_mse": ("gradient-error", "mean squared error of the gradient"),
 }
 
 
 def plots(experiment: Experiment, rows: Sequence[Row], numbers: Numbers) -> list[Plot]:
     """The plots that the experiment asks for, after that of its fair column."""
     if experiment.kind == "direction-error":
-        return direction_plots(numbers)
-    material = Material(experiment, rows, numbers)
+        return [_errors(numbers, measure, *names) for measure, names in _ERRORS.items()]
+    material = _Material(experiment, rows, numbers)
     wanted = [name for name in experiment.figures if name in _MAKERS] or ["accuracy-by-epoch"]
-    fair = [value_plots.fair_accuracy(material)] if experiment.fair is not None else []
+    fair = [_fair_accuracy(material)] if experiment.fair is not None else []
     return [*fair, *(_MAKERS[name](material) for name in wanted)]
+
+
+class _Material:
+    """What the plots of one experiment share: its rows by cell and label, a look for each label."""
+
+    def __init__(self, experiment: Experiment, rows: Sequence[Row], numbers: Numbers) -> None:
+        self.experiment, self.numbers = experiment, numbers
+        self.rows = [row for row in rows if row["column"] == "published"]
+        self.styles = _styles(experiment)
+
+    def cells(self) -> list[tuple[str, list[tuple[str, list[Row]]]]]:
+        """Title of every cell with its labels and their rows, in the experiment's order."""
+        cells = []
+        for cell in self.numbers["published"]:
+            here = [row for row in self.rows if row["cell"] == cell["cell"]]
+            arms = [
+                (arm.label, rows)
+                for arm in self.experiment.arms
+                if (rows := [row for row in here if row["label"] == arm.label])
+            ]
+            if arms:
+                cells.append((wording.cell(cell["cell"]), arms))
+        return cells
+
+
+def _styles(experiment: Experiment) -> dict[str, Style]:
+    """One look for each label. An arm of the fair column looks like the published one that has
+    the same method and settings, unless another one does already."""
+    styles: dict[str, Style] = {}
+    same: dict[str, Style] = {}  # by method and settings
+    free = iter(range(10_000))
+    for arm in experiment.arms:
+        chosen = reference() if arm.label == experiment.reference else look(next(free))
+        styles[arm.label] = chosen
+        same.setdefault(_identity(arm.values), chosen)
+    fair_arms = experiment.fair.arms if experiment.fair else ()
+    taken = [styles[arm.label] for arm in fair_arms if arm.label in styles]
+    for fair_arm in fair_arms:
+        if fair_arm.label in styles:
+            continue
+        chosen = same.get(_identity(fair_arm.values)) or look(next(free))
+        colours = {style["color"] for style in taken}
+        left = {style["color"] for style in looks()} - colours
+        while chosen in taken or (chosen["color"] in colours and len(left) > 1):
+            chosen = look(next(free))
+        styles[fair_arm.label] = chosen
+        taken.append(chosen)
+    return styles
+
+
+def _identity(values: Mapping[str, Any]) -> str:
+    return repr((values["method"], sorted(values["settings"].items()), values.get("momentum")))
+
+
+def _by_epoch(row: Row, x: str, y: str) -> tuple[Any, Any, Any]:
+    return row["curve"]["epoch"], row["curve"][x], row["curve"][y]
+
+
+def _accuracy_by(x: str, label: str, title: str, material: _Material) -> Plot:
+    """Test accuracy over training, cell by cell; infinite epsilons are named instead."""
+    panels: list[Panel] = []
+    without: dict[str, None] = {}
+    for heading, arms in material.cells():
+        lines = []
+        for name, rows in arms:
+            runs = [_by_epoch(row, x, "accuracy") for row in rows]
+            line = mean_line(name, material.styles[name], runs)
+            if line is None:
+                without[name] = None
+            else:
+                lines.append(line)
+        if lines:
+            panels.append(line_panel(heading, (label, "test accuracy"), lines))
+    caption = BAND
+    if without:
+        caption += f" Not drawn, since their epsilon is infinite: {', '.join(without)}."
+    if not panels:
+        caption = "There is no curve to draw: no run has these numbers."
+    return plot(f"accuracy-by-{x}", title, caption, panels)
+
+
+def _epsilon_by_epoch(material: _Material) -> Plot:
+    """Formal epsilon over training, with the papers' figure at the end as a hollow mark."""
+    panels: dict[str, tuple[list[str], Panel]] = {}
+    for heading, arms in material.cells():
+        # One run is enough: epsilon does not depend on the seed, nor on the images.
+        firsts = [(material.styles[label], label, rows[0]) for label, rows in arms]
+        lines = [
+            line
+            for style, label, row in firsts
+            if (line := mean_line(label, style, [_by_epoch(row, "epoch", "epsilon")]))
+        ]
+        marks = [
+            (float(row["curve"]["epoch"][-1]), row["epsilon_marginal"], style["color"])
+            for style, _, row in firsts
+            if row["epsilon_marginal"] is not None
+        ]
+
+        def finish(axes: Any, marks: Sequence[tuple[float, float, Any]] = marks) -> None:
+            for mark in marks:
+                hollow(axes, *mark, wording.PAPERS_FIGURE)
+            from_zero(axes)
+
+        if lines:
+            titles, _ = panels.get(repr((lines, marks)), ([], None))
+            titles.append(heading)
+            labels = ("epoch", "formal epsilon (joint)")
+            panel = line_panel("; ".join(titles), labels, lines, finish=finish)
+            panels[repr((lines, marks))] = (titles, panel)
+    caption = (
+        "Formal epsilon of all that is released, by the joint accountant. Hollow diamonds at the "
+        "last epoch: the papers' figure of one group alone, a diagnostic, not a guarantee."
+    )
+    if not panels:
+        caption = "There is nothing to draw: epsilon is infinite for every method."
+    drawn = [panel for _, panel in panels.values()]
+    return plot("epsilon-by-epoch", "Formal epsilon by epoch", caption, drawn)
+
+
+def _stages(material: _Material) -> Plot:
+    """Exponents, tempering and memory by stage of the network."""
+    cells = material.cells()
+    several = len(cells) > 1 or sum(len(arms) for _, arms in cells) > 1
+    panels = [
+        panel
+        for heading, arms in cells
+        for label, rows in arms
+        for panel in stage_panels(rows, f"{label}, {heading}" if several else "")
+    ]
+    caption = (
+        "Means over the matrix groups of a stage. The shaded range is the interval within which "
+        "memory is not tempered; lambda is 1 - exp(-distance to it)."
+    )
+    if not panels:
+        caption = "There is nothing to draw: no run has recorded exponents."
+    return plot("stages", "Spectrum and memory by stage over training", caption, panels)
+
+
+def _ends(values: Mapping[str, Any] | None) -> tuple[float | None, float | None]:
+    return (values.get("low"), values.get("high")) if values else (None, None)
+
+
+def _final_accuracy(material: _Material) -> Plot:
+    """Accuracy at the last epoch, the paper's beside ours."""
+    panels = []
+    compared = material.experiment.reference
+    for cell in material.numbers["published"]:
+        dots, base = [], None
+        for line in cell["lines"]:
+            ours, paper = line.get("accuracy"), line["paper"]
+            if ours is None and "accuracy" not in paper:
+                continue
+            style = material.styles.get(line["label"], reference())
+            mean = ours and ours["mean"]
+            printed = (paper.get("accuracy"), _ends(paper))
+            dots.append(Dot(line["label"], style, mean, _ends(ours), *printed))
+            base = mean if line["label"] == compared else base
+        if dots:
+            title = wording.cell(cell["cell"])
+            panels.append(dot_panel(title, "final test accuracy", dots, base=base))
+    dashed = f" The dashed line is the reference, {compared}." if compared else ""
+    title = "Final test accuracy, ours and the paper's"
+    return plot("final-accuracy", title, f"{_INTERVALS}{dashed}", panels)
+
+
+def _runtime(material: _Material) -> Plot:
+    """Seconds of a run, relative to the reference where there is one."""
+    panels = []
+    compared = material.experiment.reference
+    for cell in material.numbers["published"]:
+        lines = [line for line in cell["lines"] if line.get("count")]
+        base = next((l["seconds"]["mean"] for l in lines if l["label"] == compared), None)
+        scale = base or 1.0
+        dots = []
+        for line in lines:
+            mean, std = line["seconds"]["mean"], line["seconds"]["std"]
+            ends = ((mean - std) / scale, (mean + std) / scale) if std else (None, None)
+            printed = line["paper"].get("relative") if base else None
+            style, note = material.styles[line["label"]], f"{mean:.1f} s"
+            dots.append(Dot(line["label"], style, mean / scale, ends, printed, note=note))
+        if dots:
+            label = f"time relative to {compared}" if base else "seconds"
+            panels.append(dot_panel(wording.cell(cell["cell"]), label, dots, bars=True))
+    caption = (
+        "Bars are means over the seeds, with one sample standard deviation; numbers are seconds on "
+        "our machine, which is not the papers': compare the ratios."
+    )
+    return plot("runtime", "Time of a run", caption, panels)
+
+
+def _depth_by_interval(material: _Material) -> Plot:
+    """Mean depth and ratio of the memory, the paper's beside ours."""
+    panels = []
+    printed = {arm.label: arm.paper for arm in material.experiment.arms}
+    measures = (("depth", "mean memory depth, steps"), ("memory_ratio", "mean memory ratio"))
+    for heading, arms in material.cells():
+        for name, label in measures:
+            dots = []
+            for arm, rows in arms:
+                means = [row["diagnostics"]["mean"].get(name) for row in rows if row["diagnostics"]]
+                known = [value for value in means if value is not None]
+                if known:
+                    ours = summarise(known)
+                    style, paper = material.styles[arm], printed[arm].get(name)
+                    dots.append(Dot(arm, style, ours.mean, (ours.low, ours.high), paper))
+            if dots:
+                panels.append(dot_panel(heading, label, dots))
+    caption = (
+        "Unweighted means over matrix groups and the steps from window - 1 on. "
+        f"{_INTERVALS} Memory ratio: norm of the memory branch over norm of the release."
+    )
+    if not panels:
+        caption = "There is nothing to draw: no run has recorded its memory."
+    return plot("depth-by-interval", "Memory depth and ratio by interval", caption, panels)
+
+
+def _fair_accuracy(material: _Material) -> Plot:
+    """The fair column: accuracy of every method at equal formal epsilon."""
+    fair = material.experiment.fair
+    assert fair is not None
+    panels = []
+    for dataset in material.experiment.fair_datasets:
+        cells = [c for c in material.numbers["fair"] if c["cell"]["dataset"] == dataset]
+        lines = [
+            line
+            for arm in fair.arms
+            if (line := _points(arm.label, material.styles[arm.label], cells)) is not None
+        ]
+        if lines:
+            labels = ("formal epsilon of every method", "test accuracy")
+            ticks = [f"epsilon {cell['cell']['epsilon']:g}" for cell in cells]
+            panels.append(line_panel(wording.dataset(dataset), labels, lines, ticks=ticks))
+    caption = (
+        "The same formal epsilon for every method, learning rates chosen on images that no run "
+        f"trains on. {_INTERVALS}"
+    )
+    if not panels:
+        caption = "The fair column has not been run yet."
+    title = "The fair comparison: accuracy at equal epsilon"
+    return plot("fair-accuracy", title, caption, panels)
+
+
+def _points(label: str, style: Style, cells: Sequence[Numbers]) -> Line | None:
+    """Accuracies of one method, one for each cell that has it."""
+    found = [
+        (place, line["accuracy"])
+        for place, cell in enumerate(cells)
+        for line in cell["lines"]
+        if line["label"] == label and line.get("count")
+    ]
+    if not found:
+        return None
+    low, high = ([values[end] for _, values in found] for end in ("low", "high"))
+    bars = None not in low + high
+    x, y = [place for place, _ in found], [values["mean"] for _, values in found]
+    return Line(label, style, x, y, low if bars else None, high if bars else None)
+
+
+def _errors(numbers: Numbers, measure: str, name: str, label: str) -> Plot:
+    """One measure of a direction study, panel by panel."""
+    panels = []
+    for panel in numbers["panels"]:
+        points = panel["points"]
+        methods = [key for key in (points or [{}])[0] if key.endswith(f"_{measure}")]
+        lines = [
+            Line(
+                key.removesuffix(f"_{measure}").replace("_", "-"),
+                reference() if key.startswith("dp_sgd") else look(number),
+                [point["value"] for point in points],
+                [point[key] for point in points],
+            )
+            for number, key in enumerate(methods)
+        ]
+        if lines:
+            title = f"{panel['panel']}: {panel['varied']} varies"
+            panels.append(line_panel(title, (panel["varied"], label), lines, log=True))
+    caption = "Synthetic gradients; both axes are logarithmic." if panels else "No point is done."
+    return plot(name, label.capitalize(), caption, panels)
+
+
+_MAKERS: dict[str, Callable[[_Material], Plot]] = {
+    "accuracy-by-epoch": partial(_accuracy_by, "epoch", "epoch", "Test accuracy by epoch"),
+    "accuracy-by-epsilon": partial(
+        _accuracy_by, "epsilon", "formal epsilon spent (joint)", "Test accuracy by formal epsilon"
+    ),
+    "epsilon-by-epoch": _epsilon_by_epoch,
+    "stages": _stages,
+    "final-accuracy": _final_accuracy,
+    "runtime": _runtime,
+    "depth-by-interval": _depth_by_interval,
+}

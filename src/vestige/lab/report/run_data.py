@@ -7,21 +7,37 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pydantic import ValidationError
 
 from vestige.checks import is_number
 from vestige.errors import ConfigError
+from vestige.lab.report.checks import Checked, Finite, what_is_wrong
+from vestige.lab.spectrum_report import Layer, Request, examine
 from vestige.memory.spectrum import ESTIMATORS
 
-if TYPE_CHECKING:
-    from vestige.lab.spectrum_report import Layer
-
 CONFIG, METRICS, RESULT, WEIGHTS = "config.json", "metrics.jsonl", "result.json", "model.pt"
-_NEEDED = {
-    RESULT: ("method", "dataset", "model", "accuracy", "epsilon", "delta", "guarantee", "steps"),
-    METRICS: ("step", "epoch", "epsilon", "test_loss", "test_accuracy"),
-}
 _LISTS = ("rho", "tempering", "depth", "memory_ratio", "confidence", "gate")
+
+
+class _Result(Checked):
+    method: Any
+    dataset: Any
+    model: Any
+    accuracy: Finite
+    epsilon: Any
+    delta: Finite
+    guarantee: Any
+    steps: Finite
+
+
+class _Line(Checked):
+    step: Finite | None
+    epoch: Finite
+    epsilon: Finite | None
+    test_loss: Finite | None
+    test_accuracy: Finite | None
 
 
 @dataclass(frozen=True)
@@ -55,21 +71,14 @@ def read_run(folder: Path) -> Run:
                 f"the run folder {str(folder)!r} has no {name}: the run did not finish, or this "
                 "is no run folder; give one of a finished `vestige train`."
             )
-    result = _object(folder / RESULT, _text(folder / RESULT), RESULT)
-    lines = []
-    path = folder / METRICS
-    for number, written in enumerate(_text(path).splitlines(), start=1):
-        if written.strip():
-            lines.append(_object(path, written, METRICS, number))
-    for name in ("accuracy", "delta", "steps"):
-        if not is_number(result[name]):
-            raise _damaged(folder / RESULT, f"{name} is {result[name]!r}, not a finite number")
-    for line in lines:
-        for name in _NEEDED[METRICS]:
-            if not (is_number(line[name]) or (line[name] is None and name != "epoch")):
-                raise _damaged(path, f"{name} is {line[name]!r} at epoch {line['epoch']!r}")
-    config = _object(folder / CONFIG, _text(folder / CONFIG), CONFIG)
-    return Run(folder, config, result, tuple(lines), _memory(path, lines))
+    result = _object(folder / RESULT, _text(folder / RESULT), _Result)
+    lines = [
+        _object(folder / METRICS, written, _Line, f"line {number}: ")
+        for number, written in enumerate(_text(folder / METRICS).splitlines(), start=1)
+        if written.strip()
+    ]
+    config = _object(folder / CONFIG, _text(folder / CONFIG), Checked)
+    return Run(folder, config, result, tuple(lines), _memory(folder / METRICS, lines))
 
 
 def trained_layers(folder: Path, settings: Mapping[str, Any]) -> tuple[Layer, ...]:
@@ -77,8 +86,6 @@ def trained_layers(folder: Path, settings: Mapping[str, Any]) -> tuple[Layer, ..
 
     They are fitted by the method's own estimator where it has one.
     """
-    from vestige.lab.spectrum_report import Request, examine
-
     if not (folder / WEIGHTS).is_file():
         return ()
     estimator = settings.get("estimator")
@@ -98,18 +105,18 @@ def _text(path: Path) -> str:
         raise _damaged(path, "it is no text") from error
 
 
-def _object(path: Path, text: str, name: str, number: int | None = None) -> dict[str, Any]:
-    place = "" if number is None else f"line {number}: "
+def _object(path: Path, text: str, model: type[Checked], place: str = "") -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"{place}this is no JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise _damaged(path, f"{place}this is no JSON object")
-    for key in _NEEDED.get(name, ()):
-        if key not in found:
-            raise _damaged(path, f"{place}{key} is missing")
-    return found
+    try:
+        model.model_validate(values)
+    except ValidationError as error:
+        raise _damaged(path, f"{place}{what_is_wrong(error)}") from error
+    return values
 
 
 def _damaged(path: Path, what: str) -> ConfigError:
@@ -125,8 +132,8 @@ def _memory(path: Path, lines: list[dict[str, Any]]) -> dict[str, Any] | None:
         groups = [str(group) for group in told[0][1]["groups"]]
         facts: dict[str, Any] = {"groups": groups, "epoch": [epoch for epoch, _ in told]}
         for name in _LISTS:
-            if all(name in found for _, found in told):
-                facts[name] = [_means(found[name], len(groups)) for _, found in told]
+            if all(name in steps for _, steps in told):
+                facts[name] = [_means(steps[name], len(groups)) for _, steps in told]
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise _damaged(
             path, "its diagnostics are not one number for each step and group"
@@ -137,6 +144,6 @@ def _memory(path: Path, lines: list[dict[str, Any]]) -> dict[str, Any] | None:
 def _means(steps: list[list[Any]], groups: int) -> list[float | None]:
     means: list[float | None] = []
     for group in range(groups):
-        known = [step[group] for step in steps if is_number(step[group])]
-        means.append(math.fsum(known) / len(known) if known else None)
+        values = [step[group] for step in steps if is_number(step[group])]
+        means.append(math.fsum(values) / len(values) if values else None)
     return means

@@ -1,0 +1,54 @@
+"""Looks that can be told apart, and figures that come out the same whatever is configured."""
+
+from __future__ import annotations
+
+import itertools
+import xml.etree.ElementTree as ET
+
+import matplotlib
+import pytest
+
+from vestige.lab.report.plots import (
+    Dot,
+    Line,
+    Panel,
+    columns_of,
+    dot_panel,
+    line_panel,
+    look,
+    plot,
+    reference,
+)
+
+HOSTILE = "_<b>$\\frac{1"
+
+
+def test_series_can_be_told_apart_without_colours() -> None:
+    styles = [reference(), *(look(number) for number in range(12))]
+    assert len({tuple(style.items()) for style in styles}) == 13
+    for one, other in itertools.pairwise(styles):
+        assert (one["linestyle"], one["marker"]) != (other["linestyle"], other["marker"])
+
+
+def test_labels_are_shown_as_they_stand() -> None:
+    lines = [Line(HOSTILE, look(0), [1, 2], [0.1, 0.2]), Line("b", look(1), [1, 2], [0.2, 0.3])]
+    dots = [Dot(HOSTILE, look(0), 0.5, (0.4, 0.6), 0.7), Dot("c", look(1), None, paper=0.1)]
+    panels = [line_panel(HOSTILE, ("x", "y"), lines), dot_panel("", "z", dots, base=0.5)]
+    made = plot("name", HOSTILE, "caption", panels)
+    shown = "".join(ET.fromstring(made.svg).itertext())
+    assert shown.count(HOSTILE) >= 3 and "the paper's value" in shown
+    assert "b: 0.3" in made.words and f"{HOSTILE}: 0.5 (paper 0.7)" in made.words
+    assert "c: not run (paper 0.1)" in made.words
+    with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": None}):
+        assert plot("name", HOSTILE, "caption", panels) == made
+
+
+def test_a_plot_of_nothing_is_empty() -> None:
+    assert plot("name", "title", "why", []).svg == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "columns"), [(1, 1), (3, 3), (4, 4), (5, 3), (6, 3), (7, 4), (8, 4), (21, 7), (22, 6)]
+)
+def test_the_grid_of_small_panels(count: int, columns: int) -> None:
+    assert columns_of([Panel("", "", lambda axes: None, 200, 260)] * count) == columns
