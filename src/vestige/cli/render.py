@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from vestige.checks import one_line, printable, round_up
+from vestige.checks import printable, round_up
 from vestige.cli import INTERRUPTED
 
 if TYPE_CHECKING:
-    from vestige.train.training import Progress
+    from vestige.statement.escaping import in_terminal
+from vestige.train.training import Progress
 
 
 class Display:
@@ -127,11 +127,6 @@ def print_result(result: dict[str, Any]) -> None:
     Console(highlight=False).print(table)
     # Never wrapped: it is there to be copied.
     typer.echo(f"run folder  {printable(result['folder'])}")
-
-
-def in_terminal(value: object) -> str:
-    """Text from outside for a table or a bar of rich, which would obey [brackets]."""
-    return escape(one_line(value))
 
 
 def wide_console(width: int = 200, highlight: bool = False) -> Console:

@@ -1,6 +1,6 @@
 """Words that come from outside (names of data, methods, files, classes), shown and never obeyed.
 
-For Markdown: HTML pages (report/markup.py) and the terminal (cli/render.py) have their own.
+For Markdown and for the terminal: HTML pages are templates, which escape by themselves.
 """
 
 from __future__ import annotations
@@ -47,3 +47,10 @@ def all_in_markdown(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [all_in_markdown(item) for item in value]
     return value
+
+
+def in_terminal(value: object) -> str:
+    """Text for a table or a bar of rich, which would obey [brackets]."""
+    from rich.markup import escape  # rich comes with the command line alone
+
+    return escape(one_line(value))
