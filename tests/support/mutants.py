@@ -394,7 +394,9 @@ def recalled_late(patch):
     recall, release = Recollection.lot_begins, Run._release
 
     def late(self):
-        recall(self.part(Recollection))
+        memory = self.part(Recollection)
+        if memory is not None:
+            recall(memory)
         return release(self)
 
     patch.setattr(Recollection, "lot_begins", lambda self: None)
