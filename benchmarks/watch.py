@@ -24,7 +24,7 @@ from benchmarks.workloads import CPU, CUDA, Workload
 from vestige import PrivacyEngine
 from vestige.gradients.tracker import Tracker
 
-_PARTS = ("begin", "labels", "follow", "check_kept")
+_PARTS = ("begin", "before", "follow", "check_kept")
 
 
 def steps(workload: Workload, device: str, count: int, private: bool, check: bool) -> list[float]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tests.support.reference import clip_and_sum
 from vestige import fix
 from vestige.errors import VestigeError
-from vestige.gradients import capture
+from vestige.gradients import Capture
 from vestige.gradients.clipping import Clip
 from vestige.gradients.groups import partition
 from vestige.gradients.self_check import self_check
@@ -46,7 +46,7 @@ def verdict(model: nn.Module, inputs: Inputs, rows: int = ROWS) -> str:
     model = model.double().eval()
     twin = copy.deepcopy(model)
     groups = partition(model, "flat")
-    watch = capture(model, groups, Clip((BOUND,)))
+    watch = Capture(model, groups, Clip((BOUND,)))
     watch.mean_loss = False
     watch.attach()
     try:

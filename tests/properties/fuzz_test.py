@@ -50,7 +50,7 @@ from vestige.lab.rows import ROWS, Rows
 from vestige.lab.setting import config_hash
 from vestige.lab.spectrum_report import Request, examine
 from vestige.lab.summary import rows_of
-from vestige.privacy import ledger_file
+from vestige.privacy import ledger_file, ledger_format
 from vestige.train import data, download
 
 FAST, MANY = 300, 5000
@@ -435,7 +435,7 @@ def sealed_ledger(part: bytes, _: bytes) -> bytes:
         try:
             row = json.loads(line)
             del row["chain"]
-            last = ledger_file._chain(last, row)
+            last = ledger_format.chain(last, row)
             line = json.dumps(row | {"chain": last}).encode()
         except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
             pass

@@ -33,7 +33,7 @@ from vestige.memory.history import History
 from vestige.privacy.ledger import Ledger
 from vestige.privacy.noise_scales import NoiseScale
 from vestige.release.door import ClippedSum, Door
-from vestige.sampling.loader import draw_lot
+from vestige.sampling.lots import draw_lot
 from vestige.sampling.streams import Randomness
 
 N, LOT, SEED, RATE = 24, 6, 11, 0.5

@@ -30,7 +30,8 @@ from vestige.privacy import noise_scales as noise
 from vestige.privacy.ledger import Ledger
 from vestige.release.door import Branch, Door, Release
 from vestige.sampling import loader as sampling
-from vestige.sampling.loader import Batch, LotSampler, Poisson
+from vestige.sampling.loader import Batch, LotSampler
+from vestige.sampling.lots import Poisson
 from vestige.sampling.streams import MEASURE, NOISE, Randomness
 from vestige.updates.control import QuantileControl
 
@@ -552,12 +553,12 @@ def rows_summed_batch_major(patch):
 def labels_of_cat_lost(patch):
     joined = FAMILIES["cat"]
 
-    def lost(see, args, kwargs, out):
-        label, parts = joined(see, args, kwargs, out), len(args[0])
-        place = label.place(out.shape) if isinstance(label, Rows) else None
+    def lost(call):
+        label, parts = joined(call), len(call.args[0])
+        place = label.place(call.out.shape) if isinstance(label, Rows) else None
         if place is None or place[0] != 0:
             return label
-        return label.at(out.shape, 0, parts)
+        return label.at(call.out.shape, 0, parts)
 
     patch.setitem(FAMILIES, "cat", lost)
     patch.setattr(following, "_known", {})  # families that were looked up already
@@ -565,10 +566,10 @@ def labels_of_cat_lost(patch):
 
 @mutant("axes exchanged without their rows", REFUSED)
 def transposes_not_followed(patch):
-    def stays(see, args, kwargs, out):
-        label = see(args[0])
-        place = label.place(args[0].shape) if isinstance(label, Rows) else None
-        return label if place is None else label.at(out.shape, *place)
+    def stays(call):
+        label = call.label
+        place = label.place(call.value.shape) if isinstance(label, Rows) else None
+        return label if place is None else label.at(call.out.shape, *place)
 
     patch.setitem(FAMILIES, "transpose", stays)
     patch.setattr(following, "_known", {})

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vestige.gradients import Capture, capture
+from tests.support.zoo import cast, zoo
+from vestige.gradients import Capture
 from vestige.gradients.clipping import Clip
 from vestige.gradients.groups import Groups, Partition, partition
 from vestige.sampling.loader import Batch
@@ -89,7 +90,7 @@ def captured_sum(
     """The clipped sum that the engine computes, the lot arriving in physical batches."""
     groups = partition(model, clipping)
     clip = Clip.over(bounds, groups.names, stability)
-    watch = capture(model, groups, clip, batch_first=axis == 0)
+    watch = Capture(model, groups, clip, batch_first=axis == 0)
     watch.mean_loss = reduction == "mean"
     watch.attach()
     n = cotangent.shape[axis]
@@ -107,3 +108,18 @@ def captured_sum(
     finally:
         watch.detach()
     return watch.collector.total.clone(), watch
+
+
+def check_sum_of_zoo(name: str, clipping: Partition, physical: int | None) -> None:
+    """The clipped sum of a model of the zoo equals that of a loop over single examples."""
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
+        model, x, pick = zoo()[name]
+        model, x = model.to(dtype), cast(x, dtype)
+        groups = partition(model, clipping)
+        cotangent = torch.randn_like(pick(call(model, x)))
+        gradients = loop_gradients(model, x, cotangent, groups, pick=pick)
+        bound = float(gradients.norm(dim=1).median())  # about half of the examples are clipped
+        expected = clip_and_sum(gradients, groups, Clip.over(bound, groups.names))
+        got, _ = captured_sum(model, x, cotangent, clipping, bound, physical, pick=pick)
+        assert got.dtype == dtype
+        assert (got - expected).norm() <= tolerance * expected.norm()

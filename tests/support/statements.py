@@ -7,8 +7,8 @@ from typing import Any
 
 from vestige import statement
 from vestige.plan import PrivacyPlan
-from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
+from vestige.privacy.noise_scales import joint_multiplier
 
 # Event sets of every kind: sampled, unsampled, mixed, a schedule, hardly any and hardly no noise.
 EVENTS = {
@@ -60,7 +60,7 @@ def made(events: list[Event] | None = None, **changes: Any) -> dict[str, Any]:
 
 def whole() -> dict[str, Any]:
     """A statement with every part filled."""
-    sigma = accounting.joint_multiplier([2.0] * 3)
+    sigma = joint_multiplier([2.0] * 3)
     return made(
         [Event(0.05, sigma, 200), Event(0.05, math.inf, 2)],
         plan=grouped(noise_multiplier=sigma, noise_stds=(1.0, 2.0, 4.0), count_noise=None),

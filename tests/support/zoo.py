@@ -95,6 +95,40 @@ class Cross(nn.Module):
         return out
 
 
+# The rule that each model of the zoo is for.
+BY_RULE = {
+    "linear": [
+        "linear",
+        "linear without bias",
+        "linear, short sequence",
+        "linear, long sequence",
+        "linear, two axes",
+        "tied",
+        "functional",
+        "fused linear",
+    ],
+    "convolution": [
+        "conv1d",
+        "conv2d",
+        "conv2d gram",
+        "conv2d strided",
+        "conv2d dilated",
+        "conv2d grouped",
+        "conv2d grouped gram",
+        "conv2d depthwise",
+        "conv2d same",
+        "conv2d circular",
+        "conv3d",
+    ],
+    "norms": ["layer norm", "layer norm, two axes", "group norm", "instance norm", "rms norm"],
+    "embedding": ["embedding"],
+    "elementwise": ["prelu"],
+    "attention": ["attention", "cross attention", "attention with learned bias", "transformer"],
+    "recurrent": ["lstm", "gru", "rnn"],
+    "fallback": ["transposed conv", "fallback"],
+}
+
+
 def first(out: Any) -> Tensor:
     return out[0]
 
@@ -172,3 +206,10 @@ class AttentionBias(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return first(self.attend(x, x, x))
+
+
+def cast(x, dtype):
+    """The tensors of floating point in another dtype."""
+    if isinstance(x, tuple):
+        return tuple(cast(t, dtype) for t in x)
+    return x.to(dtype) if x.is_floating_point() else x

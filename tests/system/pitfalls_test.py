@@ -41,7 +41,7 @@ from tests.unit.engine.privacy_engine_test import (
     weights,
 )
 from vestige import PrivacyEngine, PrivacyError, UnsupportedModel, VestigeError
-from vestige.sampling.loader import draw_lot
+from vestige.sampling.lots import draw_lot
 from vestige.sampling.streams import Randomness
 
 BOUND = 1 + 1e-6

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vestige.checks import round_up
+from vestige.checks import finite, round_up
 from vestige.cli.display import Display, print_json, print_result
 from vestige.errors import ConfigError
 from vestige.privacy import accounting, ledger_file
@@ -121,7 +121,7 @@ def summary(path: Path, delta: float) -> dict[str, Any]:
         "ledger": str(path),
         "delta": delta,
         "releases": sum(event.count for event in content.events),
-        "epsilon": {k: v if v < float("inf") else None for k, v in epsilons.items()},
+        "epsilon": {name: finite(value) for name, value in epsilons.items()},
         "guarantee": accounting.guarantee(epsilons["pld"], content.facts.adjacency),
         "test_mode": content.facts.test_mode,
         "runs": [
@@ -130,16 +130,7 @@ def summary(path: Path, delta: float) -> dict[str, Any]:
                 "about": run.about,
                 "sessions": run.openings,
                 "releases": sum(event.count for event in run.events),
-                "events": [
-                    {
-                        "sample_rate": e.sample_rate,
-                        "noise_multiplier": e.noise_multiplier
-                        if e.noise_multiplier < float("inf")
-                        else "inf",
-                        "count": e.count,
-                    }
-                    for e in run.events
-                ],
+                "events": [event.as_json() for event in run.events],
             }
             for run in content.runs.values()
         ],

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from vestige.engine.run import Run, Survey
 from vestige.errors import ConfigError
 from vestige.geometry import Geometry
-from vestige.gradients import Capture, capture
+from vestige.gradients import Capture
 from vestige.gradients.clipping import Auto, Clip, Quantile
 from vestige.gradients.groups import Groups
 from vestige.methods import Method, resolve
@@ -94,7 +94,7 @@ def build(
     """The run of `method` under `plan`, called `name` on the ledger, not yet attached."""
     draw = DrawContext(made.groups.buffer(), plan, randomness, made.records)
     drawing, noise = method.lots(draw), method.noise(draw)
-    watch = capture(made.module, made.groups, made.clip, made.batch_first, made.geometry)
+    watch = Capture(made.module, made.groups, made.clip, made.batch_first, made.geometry)
     watch.mean_loss = plan.loss_reduction == "mean"
     context = BuildContext(
         **vars(draw),

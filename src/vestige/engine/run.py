@@ -23,7 +23,7 @@ from vestige.engine.schedulers import gate_schedulers
 from vestige.engine.validation import check_optimizer
 from vestige.errors import PrivacyError
 from vestige.gradients import Capture
-from vestige.gradients.capture import exact
+from vestige.gradients.backward import exact
 from vestige.gradients.loss_watch import LossWatch
 from vestige.gradients.self_check import self_check
 from vestige.plan import PrivacyPlan

@@ -13,132 +13,87 @@ not copied by `copy.deepcopy` or `torch.save`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vestige.errors import ConfigError, PrivacyError, UnsupportedModel, VestigeError
-from vestige.gradients.collector import Collector, ForwardRecord
-from vestige.gradients.groups import Slot
+from vestige.errors import ConfigError, PrivacyError, VestigeError
+from vestige.geometry import Geometry
+from vestige.gradients.backward import BackwardPass, Forward
+from vestige.gradients.clipping import Clip
+from vestige.gradients.collector import Collector, DenseCollector, ForwardRecord
+from vestige.gradients.groups import Groups
+from vestige.gradients.hooks import (
+    FACTS,
+    LENGTHS,
+    FollowedHook,
+    Guard,
+    Hook,
+    Interruptible,
+    Refusal,
+)
 from vestige.gradients.refs import Ref, Source, Uncovered, does_not_fit, overlaps, tensors_in
 from vestige.gradients.rows import Meeting, Rows, Summed
+from vestige.gradients.rules import RULES
+from vestige.gradients.rules.fallback import Fallback
 from vestige.gradients.tracker import Tracker
-from vestige.gradients.uses import PerExample, Use
+from vestige.gradients.uses import Use
 from vestige.sampling.forward_randomness import LotStream, untouched
 from vestige.sampling.loader import Batch
 
-Uses = list[tuple[Slot, Use]]
-Rule = Callable[["Capture", Any, tuple[Any, ...], dict[str, Any]], Any]
 
-
-@dataclass
-class Forward:
-    """One run of the root module."""
-
-    rows: int
-    batch: Batch | None
-    record: ForwardRecord
-
-
-@contextmanager
-def exact(device: str) -> Iterator[None]:
-    """No gradients and no autocast: norms and sums keep their own precision."""
-    with torch.no_grad():
-        if not torch.is_autocast_enabled(device):
-            yield
-            return
-        with torch.autocast(device, enabled=False):
-            yield
-
-
-class _Tap(torch.autograd.Function):
-    """Lets the output gradient be seen where autograd would not compute one (a first layer)."""
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, anchor: Tensor, site: Callable[[Tensor], None]) -> Tensor:
-        ctx.site = site
-        ctx.mark_dirty(out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[None, None, None]:
-        ctx.site(g)
-        return None, None, None
-
-
-class _Lift(torch.autograd.Function):
-    """A parameter repeated for every row, so that autograd returns one gradient per row."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, size: Sequence[int], anchor: Tensor, site: Callable[[Tensor], None]
-    ) -> Tensor:
-        ctx.site = site
-        return value.expand(size).clone() if value.numel() == 0 else value.expand(size)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[None, None, None, None]:
-        ctx.site(g)
-        return None, None, None, None
-
-
-class Capture(TorchFunctionMode):
-    """The per-example gradients of one model, gathered by `collector`."""
+class Capture(TorchFunctionMode, BackwardPass):
+    """The clipped sums (or a geometry's) of one model, not yet attached to it."""
 
     def __init__(
         self,
         module: nn.Module,
-        collector: Collector,
-        rules: Mapping[Any, Rule],
-        fallback: Callable[[Capture], AbstractContextManager[None]],
+        groups: Groups,
+        clip: Clip,
         batch_first: bool = True,
+        geometry: Geometry | None = None,
     ) -> None:
-        super().__init__()
-        groups = collector.groups
-        self.module, self.groups, self.collector = module, groups, collector
-        self._rules, self._fallback = rules, fallback
+        TorchFunctionMode.__init__(self)
+        collector = (
+            Collector(groups, clip) if geometry is None else DenseCollector(groups, clip, geometry)
+        )
+        BackwardPass.__init__(self, collector, Tracker(module))
+        self.module, self.groups = module, groups
         self.axis = 0 if batch_first else 1
-        self.batch: Batch | None = None
-        self.mean_loss = True
-        self.weight = 1.0  # of this pass, where a batch's gradient is a combination of two
         self.declared_mean = True  # how the loss joins its rows, while the self-check runs
         self.before_forward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
+        self.inside: list[str] = [f"{type(module).__name__} (root)"]  # where the forward pass is
+        self.paused = False  # operations run as they are, uncaptured
+        self._fallback = Fallback(module)
         self._sources = {id(slot.parameter): Source(slot, slot.parameter) for slot in groups.slots}
         self._shared: dict[int, Source] = {}  # of the running forward pass
-        self._anchor = torch.zeros((), requires_grad=True, device=collector.total.device)
-        self._device = collector.total.device.type
-        self._forward: Forward | None = None
+        self._batched_constants: set[str] = set()
         self._calls: list[bool] = []  # runs of the root under way, and whether they are watched
-        self.inside: list[str] = [f"{type(module).__name__} (root)"]  # where the forward pass is
         self._open = ExitStack()
         self._stream: LotStream | None = None  # that the generators run on
         self._borrowed = ExitStack()  # gives them back
         self._state: list[tuple[int, int]] = []
         self._parts = list(module.modules())
         self._refused: PrivacyError | None = None  # what a pass that failed has kept
-        self.paused = False  # operations run as they are, uncaptured
-        self.tracker = Tracker(module)
-        self._batched_constants: set[str] = set()
         self._handles: list[Any] = []
 
     # -- attaching to the model -------------------------------------------------------------
 
     def attach(self) -> None:
         """Put the hooks on the model."""
-        enter, leave = _Hook(self._enter_forward), _Hook(self._leave_forward)
+        enter, leave = Hook(self._enter_forward), Hook(self._leave_forward)
         self._handles = [
             self.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
             self.module.register_forward_hook(leave, always_call=True),
         ]
         if self.module._compiled_call_impl is None:
-            self.module._compiled_call_impl = _Interruptible(self)
+            self.module._compiled_call_impl = Interruptible(self)
         for slot in self.groups.slots:
-            self._handles.append(slot.parameter.register_hook(_Guard(slot.name)))
+            self._handles.append(slot.parameter.register_hook(Guard(slot.name)))
 
     def detach(self) -> None:
         """Take the hooks off again."""
@@ -146,7 +101,7 @@ class Capture(TorchFunctionMode):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if isinstance(self.module._compiled_call_impl, _Interruptible):
+        if isinstance(self.module._compiled_call_impl, Interruptible):
             self.module._compiled_call_impl = None
 
     def start(self, batch: Batch) -> None:
@@ -155,24 +110,18 @@ class Capture(TorchFunctionMode):
         batch.record = ForwardRecord()
         self.batch = batch
 
-    def reopen(self) -> None:
-        """The batch at hand may have one more backward pass: its gradients were taken care of."""
-        assert self.batch is not None
-        self.batch.backward, self.batch.done = None, False
-        self.batch.record = ForwardRecord()
-
     def runs_row_by_row(self) -> bool:
         """Whether some module has no rule and runs one row at a time."""
-        return bool(getattr(self._fallback, "needed", False))
+        return bool(self._fallback.needed)
 
     @contextmanager
     def plainly(self) -> Iterator[None]:
         """The model as if nobody watched: for synthetic rows only."""
-        self.paused = _Guard.off = True
+        self.paused = Guard.off = True
         try:
             yield
         finally:
-            self.paused = _Guard.off = False
+            self.paused = Guard.off = False
 
     def stop_watching(self) -> None:
         """Leave a forward pass that was interrupted (Ctrl-C) and never said goodbye."""
@@ -251,7 +200,7 @@ class Capture(TorchFunctionMode):
             if isinstance(label, Summed) and tensor.numel() > 1:
                 label = Meeting("a sum over the batch that is no loss")
             if isinstance(label, Meeting):
-                tensor.register_hook(_Refusal(label))
+                tensor.register_hook(Refusal(label))
 
     def _versions(self) -> list[tuple[int, int]]:
         """Identity and version of every buffer and parameter, without looking up their names."""
@@ -284,19 +233,20 @@ class Capture(TorchFunctionMode):
             self._stream.watch(kwargs.get("generator"))
         if self.paused or self._forward is None:
             return func(*args, **kwargs)
-        if func in _FACTS:
-            if func in _LENGTHS:
+        if func in FACTS:
+            if func in LENGTHS:
                 self.tracker.refuse_length(args[0])
             return func(*args, **kwargs)
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args))
-        labels = self.tracker.labels(args, kwargs)
-        version = _version(args)
-        if func is torch.Tensor.register_hook and isinstance(rows := labels.get(id(args[0])), Rows):
-            args = (args[0], _FollowedHook(args[1], self.tracker, rows))
-        rule = self._rules.get(func) if torch.is_grad_enabled() else None
+        before = self.tracker.before(args, kwargs)
+        if func is torch.Tensor.register_hook:
+            label = before[0].get(id(args[0]))
+            if isinstance(label, Rows):
+                args = (args[0], FollowedHook(args[1], self.tracker, label))
+        rule = RULES.get(func) if torch.is_grad_enabled() else None
         try:
-            out = NotImplemented if rule is None else rule(self, func, args, kwargs)
+            out = NotImplemented if rule is None else rule(self, func, *args, **kwargs)
             ruled = out is not NotImplemented
             if not ruled:
                 out = self._run_uncovered(func, args, kwargs)
@@ -308,7 +258,7 @@ class Capture(TorchFunctionMode):
             if explained is None:
                 raise
             raise explained from error
-        self.tracker.follow(func, labels, args, kwargs, out, ruled, version)
+        self.tracker.follow(func, before, args, kwargs, out, ruled)
         return out
 
     def _explained(self, error: Exception, func: Any, args: Any, kwargs: Any) -> ConfigError | None:
@@ -332,17 +282,6 @@ class Capture(TorchFunctionMode):
             name = getattr(func, "__name__", str(func))
             raise Uncovered(f"parameter {leaked.slot.name!r} is used by {name!r}")
         return out
-
-    @property
-    def rows(self) -> int:
-        """The number of rows of the running forward pass."""
-        assert self._forward is not None
-        return self._forward.rows
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision that sums are kept in."""
-        return self.collector.total.dtype
 
     def find(self, value: Any) -> Ref | None:
         """The trainable parameter behind an argument, if it is one or a plain view of one."""
@@ -368,7 +307,7 @@ class Capture(TorchFunctionMode):
     def share(self, ref: Ref, value: Tensor, attribute: Callable[[Use], Use]) -> Tensor:
         """Let `value`, computed from `ref` alone, stand for it until it meets a batched tensor."""
         value.requires_grad_()
-        value.register_hook(_Guard(ref.slot.name))
+        value.register_hook(Guard(ref.slot.name))
 
         def through(use: Use) -> Use:  # also where `ref` is a view, or stands for another itself
             return ref.use(attribute(use))[1]
@@ -384,55 +323,6 @@ class Capture(TorchFunctionMode):
             if result.requires_grad and self.find(result) is None:
                 return ref
         return None
-
-    def tap(
-        self, out: Tensor, refs: Sequence[Ref | None], uses: Callable[[Tensor], Uses]
-    ) -> Tensor:
-        """Have `uses(g)` called with the gradient of `out`, an operation that used `refs`."""
-        site = self._site([ref.slot for ref in refs if ref], uses)
-        if out.requires_grad:
-            out.register_hook(site)
-            return out
-        return _Tap.apply(out, self._anchor, site)  # type: ignore[no-any-return, no-untyped-call]
-
-    def lift(self, ref: Ref, size: Sequence[int], rows: Rows) -> Tensor:
-        """`ref` repeated to `size`, which has the batch's `rows`, its gradients captured by row."""
-        shape, count = ref.value.shape, self.rows
-
-        def uses(g: Tensor) -> Uses:
-            by_row = rows.summed(g.to(self.dtype))
-            return [ref.use(PerExample(by_row.reshape(count, *shape)))]
-
-        pad = [1] * (len(size) - len(shape))
-        value = ref.value.reshape(*pad, *shape)
-        lifted: Tensor = _Lift.apply(value, size, self._anchor, self._site([ref.slot], uses))  # type: ignore[no-untyped-call]
-        self.tracker.give(lifted, rows)
-        return lifted
-
-    def _site(self, slots: list[Slot], uses: Callable[[Tensor], Uses]) -> Callable[[Tensor], None]:
-        forward = self._forward
-        assert forward is not None
-        forward.record.note(slots)
-
-        def arrive(g: Tensor) -> None:
-            with exact(self._device):
-                self._arrive(forward, uses, g.detach())
-
-        return arrive
-
-    def saved(self, value: Tensor) -> Callable[[], Tensor]:
-        """Keep an operation's input for the backward pass, refusing if it is changed in between."""
-        kept, version = value.detach(), value._version
-
-        def get() -> Tensor:
-            if kept._version != version:
-                raise PrivacyError(
-                    "a layer's input was changed by an in-place operation before the backward "
-                    "pass, so its gradient cannot be computed: use the out-of-place form."
-                )
-            return kept
-
-        return get
 
     def rows_in(
         self, value: Tensor, refs: Sequence[Ref | None], what: str, channels: int = 1
@@ -475,63 +365,6 @@ class Capture(TorchFunctionMode):
         self.tracker.give(out, label)
         return label
 
-    def by_row(self, value: Tensor, rows: Rows) -> Tensor:
-        """`value` with its rows first, in the clipped sum's precision."""
-        value = rows.first(value)
-        return value if value.dtype == self.dtype else value.to(self.dtype)
-
-    # -- the backward pass ------------------------------------------------------------------
-
-    def _arrive(self, forward: Forward, uses: Callable[[Tensor], Uses], g: Tensor) -> None:
-        batch = forward.batch
-        if batch is None or batch is not self.batch:
-            raise PrivacyError(
-                "backward on a batch that is not the one the private loader handed out last: "
-                "iterate over the loader that make_private returned, pass each of its batches "
-                "whole through the model, and evaluate other data under torch.no_grad()."
-            )
-        task = torch._C._current_graph_task_id()
-        if batch.done or (batch.backward is not None and batch.backward != task):
-            raise PrivacyError(
-                "a second backward on the same batch: its examples would count twice, up to 2C. "
-                "Add the losses up and call backward once for every batch. (After a backward that "
-                "failed, engine.abandon_lot() gives the lot up.)"
-            )
-        if batch.backward is None:
-            batch.backward = task
-            self.collector.begin(float(batch.rows) if self.mean_loss else 1.0)
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
-        if not batch.empty:
-            self.collector.arrive(forward.record, uses(g if self.weight == 1 else g * self.weight))
-
-    def _end_backward(self) -> None:
-        assert self.batch is not None
-        with exact(self._device):
-            self.collector.finish()
-        self.batch.done = True
-
-
-_LENGTHS = {
-    torch.Tensor.size,
-    torch.Tensor.numel,
-    torch.Tensor.nelement,
-    torch.Tensor.__len__,
-    torch.Tensor.shape.__get__,  # type: ignore[attr-defined]
-}
-# Facts about a tensor that are not its contents.
-_FACTS = {
-    *_LENGTHS,
-    torch.Tensor.dim,
-    torch.Tensor.stride,
-    torch.Tensor.is_floating_point,
-    torch.Tensor.is_contiguous,
-    torch.Tensor.get_device,
-    *(
-        getattr(torch.Tensor, name).__get__
-        for name in "dtype device ndim requires_grad layout is_cuda is_sparse".split()
-    ),
-}
-
 
 def changed_by_forward(name: str) -> PrivacyError:
     """The error for a buffer or parameter that the forward pass writes to."""
@@ -540,114 +373,3 @@ def changed_by_forward(name: str) -> PrivacyError:
         "batches are an unprotected release: use vestige.fix(model) for batch norm, turn the "
         "tracking off (track_running_stats=False), or move the update out of the model."
     )
-
-
-class _Hook:
-    """A bound method as a hook that turns into a no-op when the model is copied or pickled."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def __call__(self, *args: Any) -> Any:
-        return self._call(*args)
-
-    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return do_nothing
-
-    def __reduce__(self) -> Any:
-        return _nothing, ()
-
-
-class _Interruptible:
-    """How the root is called: Ctrl-C runs none of torch's hooks, so the forward is left here.
-
-    torch keeps this attribute out of copies and pickles.
-    """
-
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self._capture.module._call_impl(*args, **kwargs)
-        except Exception:
-            raise  # the hooks have run
-        except BaseException:
-            self._capture.stop_watching()
-            raise
-
-    def __deepcopy__(self, memo: Any) -> None:
-        return None
-
-
-def do_nothing(*_: Any) -> None:
-    """What a copied model has in place of the capture's hooks."""
-
-
-def _nothing() -> Callable[..., None]:
-    return do_nothing
-
-
-def _version(args: tuple[Any, ...]) -> int | None:
-    """That of an operation's first argument, which tells afterwards whether it was written to."""
-    return args[0]._version if args and isinstance(args[0], Tensor) else None
-
-
-class _FollowedHook(TorchFunctionMode):
-    """A gradient hook of the model: what it makes of a gradient must keep the tensor's rows."""
-
-    def __init__(self, hook: Callable[[Tensor], Any], tracker: Tracker, rows: Rows) -> None:
-        super().__init__()
-        self._hook, self._tracker, self._rows = hook, tracker, rows
-
-    def __call__(self, g: Tensor) -> Any:
-        self._tracker.give(g, self._rows)
-        with self:
-            out = self._hook(g)
-        for value in (g, out):
-            label = self._tracker.label(value) if isinstance(value, Tensor) else self._rows
-            if isinstance(label, Meeting):
-                raise label.refusal()
-            if not (isinstance(label, Rows) and label.same(self._rows)):
-                raise Meeting("a gradient hook").refusal()
-        return out
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        labels = self._tracker.labels(args, kwargs)
-        version = _version(args)
-        out = func(*args, **kwargs)
-        if func not in _FACTS:
-            self._tracker.follow(func, labels, args, kwargs, out, False, version)
-        return out
-
-
-class _Refusal:
-    """Refuses a gradient that reaches an output in which examples meet."""
-
-    def __init__(self, label: Meeting) -> None:
-        self._label = label
-
-    def __call__(self, _: Tensor) -> None:
-        raise self._label.refusal()
-
-
-class _Guard:
-    """Refuses a gradient that reaches a parameter without having gone through a rule."""
-
-    off = False  # of all models while synthetic rows are differentiated by plain autograd
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, _: Tensor) -> None:
-        if _Guard.off:
-            return
-        raise UnsupportedModel(
-            f"parameter {self.name!r} received a gradient that was not captured per example. It "
-            "was used outside the model's forward call (call the model itself, not its parts), in "
-            "a regularisation term of the loss (use the optimizer's weight_decay), under gradient "
-            "checkpointing or torch.compile, or by an operation that Vestige does not see."
-        )

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vestige.geometry import Geometry
 from vestige.gradients.clipping import Clip
 from vestige.gradients.groups import Groups, Slot
-from vestige.gradients.uses import PerExample, Tied, Use
+from vestige.gradients.uses import PerExample, Tied, Use, row_squares
 
 
 class ForwardRecord:
@@ -44,6 +45,8 @@ class _Held:
 
 class Collector:
     """Clips what arrives and adds it to `total`, the flat clipped sum. Private: holds raw sums."""
+
+    in_pieces = True  # a large use may go through a few examples at a time
 
     def __init__(self, groups: Groups, clip: Clip) -> None:
         self.groups, self.clip = groups, clip
@@ -115,7 +118,7 @@ class Collector:
         """A group used by one operation: a large use goes through a few examples at a time."""
         small = [(slot, use) for slot, use in members if isinstance(use, PerExample)]
         large = [(slot, use) for slot, use in members if not isinstance(use, PerExample)]
-        pieces = large[0][1].pieces() if len(large) == 1 else None
+        pieces = large[0][1].pieces() if self.in_pieces and len(large) == 1 else None
         if pieces is None:
             self._settle([_Held(slot, use, None) for slot, use in members])
             return
@@ -173,3 +176,45 @@ def _tie(held: list[_Held]) -> list[_Held]:
         uses[0] if len(uses) == 1 else _Held(uses[0].slot, Tied([h.use for h in uses]), None)
         for uses in by_slot.values()
     ]
+
+
+class DenseCollector(Collector):
+    """Adds up what a geometry makes of whole gradients, held as rows of (n, P).
+
+    Guarantee: each row's contribution is bounded by the geometry, whatever the row; rows that are
+    not finite contribute nothing.
+    """
+
+    def __init__(self, groups: Groups, clip: Clip, geometry: Geometry) -> None:
+        super().__init__(groups, clip)
+        self._geometry = geometry
+        self.total = self.total.new_zeros(geometry.size)
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """The l2 bound of one example's part in each segment of the release."""
+        return self._geometry.bounds(self.clip.bounds[0])
+
+    def arrive(self, record: ForwardRecord, uses: Sequence[tuple[Slot, Use]]) -> None:
+        """Hold everything until the backward pass is over."""
+        self._held[0] += [_Held(slot, use, None) for slot, use in uses]
+
+    def _settle(self, held: list[_Held]) -> None:
+        rows = self._rows(held)
+        square_norms = row_squares(rows)
+        self._look(square_norms, 0)
+        bad = ~(square_norms <= self.clip.most_square(0, rows.dtype))
+        rows.masked_fill_(bad[:, None], 0)
+        square_norms = square_norms.masked_fill(bad, 0)
+        rounding = self._rounding()
+        factors = self.clip.factors(square_norms, 0, self._scale, torch.float64, rounding)
+        lengths = (square_norms.sqrt() * factors).masked_fill_(square_norms == 0, 0)
+        self.total += self._geometry.contribution(rows, lengths, self.clip.bounds[0])
+
+    def _rows(self, held: list[_Held]) -> Tensor:
+        """The gradients, an example in each row."""
+        dense = [(h.slot, h.use.dense()) for h in held]
+        rows = self.total.new_zeros(len(dense[0][1]), self.groups.size)
+        for slot, values in dense:
+            rows[:, slot.start : slot.stop] += values.reshape(len(values), -1)
+        return rows

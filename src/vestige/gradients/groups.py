@@ -75,11 +75,11 @@ class Groups:
 
     def check_unchanged(self, module: nn.Module) -> None:
         """Refuse if the trainable set is no longer the one the plan was made for."""
-        known = self.ids
-        if known == {id(p) for p in module.parameters() if p.requires_grad}:
+        planned = self.ids
+        if planned == {id(p) for p in module.parameters() if p.requires_grad}:
             return
         now = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-        added = [name for key, name in now.items() if key not in known]
+        added = [name for key, name in now.items() if key not in planned]
         gone = [s.name for s in self.slots if id(s.parameter) not in now]
         if added or gone:
             change = "; ".join(
@@ -134,9 +134,10 @@ def _named_partition(
     groups: dict[str, list[str]] = {}
     for owner, submodule in module.named_modules():
         # A tied parameter belongs to the first module that owns it.
-        own = [names.pop(id(p)) for p in submodule.parameters(recurse=False) if id(p) in names]
-        if own:
-            groups[owner or "(root)"] = own
+        parameters = submodule.parameters(recurse=False)
+        members = [names.pop(id(p)) for p in parameters if id(p) in names]
+        if members:
+            groups[owner or "(root)"] = members
     return groups
 
 

@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
 from vestige.errors import PrivacyError
-from vestige.gradients.capture import Capture, _Hook
+from vestige.gradients.capture import Capture
+from vestige.gradients.hooks import Hook
 from vestige.gradients.losses import LossGraph
 from vestige.gradients.refs import tensors_in
 from vestige.sampling.loader import Batch
@@ -62,8 +63,8 @@ class LossWatch(TorchFunctionMode):
         """Put hooks on the root module, after those of the capture."""
         module = self._capture.module
         return [
-            module.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True),
-            module.register_forward_hook(_Hook(self._leave)),
+            module.register_forward_pre_hook(Hook(self._enter), with_kwargs=True),
+            module.register_forward_hook(Hook(self._leave)),
         ]
 
     def start(self, batch: Batch) -> None:

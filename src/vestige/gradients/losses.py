@@ -157,10 +157,10 @@ class LossGraph:
 
     # -- one node -----------------------------------------------------------------------------
 
-    def _visit(self, node: Any, way: _Way, own: bool) -> Iterator[tuple[Any, _Way]]:
+    def _visit(self, node: Any, way: _Way, inside: bool) -> Iterator[tuple[Any, _Way]]:
         """The nodes below, and their ways to the root."""
         name = name_of(node)
-        if own and way.place is not Place.SCALAR and name not in OF_A_LOSS:
+        if inside and way.place is not Place.SCALAR and name not in OF_A_LOSS:
             return
         if way.averaged:
             self._check_picks(node, name)
@@ -176,11 +176,11 @@ class LossGraph:
             way = self._scaled(node, name, way)
         elif name not in KEEPS or (way.place is Place.SCALAR and name in ("Where", "MaskedFill")):
             way = self._nonlinear(node, name, way)
-        if way.place is Place.ROWS and not own:
+        if way.place is Place.ROWS and not inside:
             self._check_meeting(node, name)
             if name not in SIDE_BY_SIDE and len(self._rows_of(node, SIDE_BY_SIDE) - {-1}) > 1:
                 self._meeting(f"{name} puts single rows together")
-        if way.place is not Place.SCALAR and not own and name in SPREADS:
+        if way.place is not Place.SCALAR and not inside and name in SPREADS:
             self._check_spread(node)
         for child in children(node):
             yield child, way
@@ -360,7 +360,7 @@ class LossGraph:
 
     def _rows_of(self, node: Any, stop: Collection[str] = ()) -> set[int]:
         """The single rows that a node is made of; -1 is among them if there is more to it."""
-        own = self._is_inside(node)
+        inside = self._is_inside(node)
         todo, seen, rows = list(node.next_functions), set[Any](), set[int]()
         while todo:
             child, output = todo.pop()
@@ -368,10 +368,10 @@ class LossGraph:
                 continue
             seen.add((child, output))
             row = row_taken(child, output, self.rows, self.axis)
-            if row is not None and (own or not self._is_inside(child)):
+            if row is not None and (inside or not self._is_inside(child)):
                 # The pick that is nearest to the model: positions may be as many as rows.
                 rows |= (self._rows_of(child, stop) - {-1}) or {row}
-            elif self._is_inside(child) and not (own and name_of(child) in OF_A_LOSS):
+            elif self._is_inside(child) and not (inside and name_of(child) in OF_A_LOSS):
                 rows.add(-1)
             elif name_of(child) not in stop:
                 todo += child.next_functions

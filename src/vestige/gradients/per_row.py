@@ -30,8 +30,9 @@ from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
 from vestige.errors import PrivacyError, UnsupportedModel, VestigeError
-from vestige.gradients.capture import _Guard, changed_by_forward
+from vestige.gradients.capture import changed_by_forward
 from vestige.gradients.groups import Groups
+from vestige.gradients.hooks import Guard
 from vestige.gradients.row_products import RowProducts
 from vestige.gradients.rules.convolution import NUMBERS_AT_ONCE
 from vestige.gradients.uses import row_squares
@@ -109,11 +110,11 @@ class Expanded:
         """(rows, *shape) for every trainable parameter; views of the one copy if nothing moves."""
         weights = {}
         for slot in self.groups.slots:
-            own = slot.parameter.detach()
-            weights[slot.name] = own.expand(rows, *own.shape)
+            home = slot.parameter.detach()
+            weights[slot.name] = home.expand(rows, *home.shape)
             if move is not None:
-                part = move[:, slot.start : slot.stop].view(rows, *own.shape)
-                weights[slot.name] = part.add_(own).to(own.dtype)
+                part = move[:, slot.start : slot.stop].view(rows, *home.shape)
+                weights[slot.name] = part.add_(home).to(home.dtype)
         return weights
 
 
@@ -139,7 +140,7 @@ class _Turn(nn.Module):
     def forward_replaced(self) -> Iterator[None]:
         """The root's forward gives every row its own weights."""
         instance, original = self.root.__dict__, self.root.forward
-        own = {"forward": original} if "forward" in instance else {}
+        before = {"forward": original} if "forward" in instance else {}
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if self.running or not torch.is_grad_enabled():
@@ -151,7 +152,7 @@ class _Turn(nn.Module):
             yield
         finally:
             instance.pop("forward", None)
-            instance.update(own)
+            instance.update(before)
 
     def forward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The root's own forward, called with swapped weights."""
@@ -271,7 +272,7 @@ class _Turn(nn.Module):
 @contextmanager
 def _untouched(module: nn.Module, groups: Groups) -> Iterator[None]:
     """Refuses a gradient that reaches the real parameters and a change of the model's state."""
-    guards = [slot.parameter.register_hook(_Guard(slot.name)) for slot in groups.slots]
+    guards = [slot.parameter.register_hook(Guard(slot.name)) for slot in groups.slots]
     stores: list[Any] = [s for m in module.modules() for s in (m._buffers, m._parameters)]
     before = [(dict(store), _versions(store)) for store in stores]
     changed: list[str] = []

@@ -74,12 +74,12 @@ class Ref:
 
 def does_not_fit(operation: str, given: Sequence[Tensor], error: Exception) -> ConfigError:
     """The error for tensors that torch refuses to run an operation with a parameter on."""
-    shown = "; ".join(
+    tensors = "; ".join(
         f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}" for t in given[:2]
     )
     said = (str(error).splitlines() or [type(error).__name__])[0]
     return ConfigError(
-        f"{operation} does not take what it is given: {shown} (torch: {said[:200]}). Give the "
+        f"{operation} does not take what it is given: {tensors} (torch: {said[:200]}). Give the "
         "model rows of the shape, type and range that it was built for, such as x.float()."
     )
 

@@ -54,16 +54,17 @@ def _conv2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
+    *settings: Any,
+    **named: Any,
 ) -> Any:
-    one_image = input.ndim == 4 and len(input) == 1
-    if not mode.owns(weight) or not one_image or groups > 1 or isinstance(padding, str):
+    """The settings are stride, padding, dilation and groups."""
+    if not mode.owns(weight) or input.ndim != 4 or len(input) != 1:
         return NotImplemented
-    product = _Convolution(Geometry.of(weight, stride, padding, dilation))
-    return mode.apply(input, weight, product, None if bias is None else bias[:, None, None])
+    geometry = Geometry.of(weight, *settings, **named)
+    if geometry.groups > 1 or any(left != right for left, right in geometry.padding):
+        return NotImplemented
+    shift = None if bias is None else bias[:, None, None]
+    return mode.apply(input, weight, _Convolution(geometry), shift)
 
 
 def _embedding(
@@ -71,14 +72,11 @@ def _embedding(
     input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
+    **options: Any,
 ) -> Any:
     if not mode.owns(weight):
         return NotImplemented
-    if max_norm is not None or scale_grad_by_freq:
+    if options.get("max_norm") is not None or options.get("scale_grad_by_freq"):
         raise UnsupportedModel(
             "an embedding uses max_norm or scale_grad_by_freq, which depend on the other examples "
             "of the batch: build the layer without them."

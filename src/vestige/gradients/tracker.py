@@ -36,6 +36,10 @@ item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ __c
 allclose is_nonzero __dlpack__
 """.split()
 
+# The labels of an operation's arguments by their identity (constants have none), and the version of
+# the first, which tells afterwards whether it was written to.
+Before = tuple[dict[int, Label], int | None]
+
 
 class Tracker:
     """The labels of one model's forward passes."""
@@ -117,38 +121,36 @@ class Tracker:
             return Meeting("an in-place change through another view", lost=True)
         return mark[1]  # type: ignore[no-any-return]
 
-    def labels(self, args: Any, kwargs: Any) -> dict[int, Label]:
-        """The labels of an operation's arguments, by their identity; constants have none."""
-        found: dict[int, Label] = {}
+    def before(self, args: Any, kwargs: Any) -> Before:
+        """What is to be known of an operation's arguments before it runs."""
+        labels: dict[int, Label] = {}
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, Tensor):
                 # Parameters and buffers come first: they are most of what has no label.
                 label = None if id(value) in self._registered else self.label(value)
                 if label is not None:
-                    found[id(value)] = label
+                    labels[id(value)] = label
             elif isinstance(value, tuple | list | dict):
                 if type(value) is tuple and value and type(value[0]) is int:
                     continue  # a stride or a padding
                 for tensor in tensors_in(value):
                     label = self.label(tensor)
                     if label is not None:
-                        found[id(tensor)] = label
-        return found
+                        labels[id(tensor)] = label
+        version = args[0]._version if args and isinstance(args[0], Tensor) else None
+        return labels, version
 
     def follow(
         self,
         func: Any,
-        labels: dict[int, Label],
+        before: Before,
         args: Any,
         kwargs: Any,
         out: Any,
-        ruled: bool,
-        version: int | None,
+        ruled: bool = False,
     ) -> None:
-        """Label what `func(*args, **kwargs)` gave. A rule may have labelled it already.
-
-        `version` is that of the first argument before.
-        """
+        """Label what `func(*args, **kwargs)` gave. A rule may have labelled it already."""
+        labels, version = before
         if ruled and isinstance(out, Tensor) and self.has_label(out):
             return
         if len(labels) == 1 and args and isinstance(out, Tensor) and out is not args[0]:
@@ -180,9 +182,9 @@ class Tracker:
         if in_place or "out" in kwargs:
             for tensor in results:
                 self._note_written(tensor)
-        found = follow(func, labels, args, kwargs, out)
+        made = follow(func, labels, args, kwargs, out)
         for i, tensor in enumerate(results):
-            label = found[i] if isinstance(found, list) else found
+            label = made[i] if isinstance(made, list) else made
             self.give(tensor, label)
         if in_place or "out" in kwargs:
             for tensor in results:
@@ -274,8 +276,10 @@ class Tracker:
         key = id(tensor)
         if not (key in self._registered or key in self._met or key in self._own):
             return  # made by this pass, or given to it
-        found = ((type(m).__name__, key) for m, key, t in self._kept() if t is tensor)
-        self._written = self._written or next(found, ("the program", "a tensor outside the model"))
+        holders = ((type(m).__name__, key) for m, key, t in self._kept() if t is tensor)
+        self._written = self._written or next(
+            holders, ("the program", "a tensor outside the model")
+        )
 
     # -- tensors from elsewhere -------------------------------------------------------------
 

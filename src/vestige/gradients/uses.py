@@ -84,8 +84,8 @@ def gram_norms(a: Tensor, g: Tensor, dtype: torch.dtype, rounding: float = 0.0) 
         gram_g.diagonal(dim1=1, dim2=2), dtype
     )
     terms = squares.sqrt_().sum(1)
-    found = gram_a.mul_(gram_g).sum((1, 2)).clamp_(min=0).add_(terms.square().mul_(unit))
-    return found.sqrt_().add_(terms.mul_(rounding)).square_() if rounding > COARSE else found
+    norms = gram_a.mul_(gram_g).sum((1, 2)).clamp_(min=0).add_(terms.square().mul_(unit))
+    return norms.sqrt_().add_(terms.mul_(rounding)).square_() if rounding > COARSE else norms
 
 
 COARSE = 1e-4  # sums whose rounding is above this round their factors, too (TF32)
@@ -290,10 +290,10 @@ class Tied(Use):
         for cross in crosses:
             assert cross is not None
             total = total + 2 * cross
-        found = total.clamp_(min=0).add_(terms.square().mul_(4 * unit))
+        joint = total.clamp_(min=0).add_(terms.square().mul_(4 * unit))
         if self.rounding <= COARSE:
-            return found
-        return found.sqrt_().add_(terms.mul_(self.rounding)).square_()
+            return joint
+        return joint.sqrt_().add_(terms.mul_(self.rounding)).square_()
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:
         if self._dense is not None:

@@ -14,7 +14,7 @@ import torch
 
 from vestige.checks import is_number
 from vestige.errors import ConfigError
-from vestige.gradients.clip_forms import Quantile
+from vestige.gradients.clipping import Quantile
 from vestige.methods.catalogue import METHODS
 from vestige.methods.method import WHOLE_GRADIENT, BuildContext, Feature, Method, check_positive
 from vestige.plan import needs_steps
@@ -194,7 +194,7 @@ class DPAdamACPrivate(_AdaptiveClipping):
         return {
             Feature.QUANTILE: (
                 "follows the counts of quantile clipping: leave clipping out, or pass "
-                "vestige.gradients.clip_forms.Quantile(...)."
+                "vestige.gradients.clipping.Quantile(...)."
             )
         }
 

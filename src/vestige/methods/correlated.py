@@ -16,7 +16,7 @@ from vestige.privacy.accounting import Charge
 from vestige.privacy.factorisation import coefficients, tree_sensitivity
 from vestige.release.correlated import Banded, Tree
 from vestige.release.correlation import Correlation
-from vestige.sampling.orders import CyclicPoisson, FixedOrder
+from vestige.sampling.lots import CyclicPoisson, FixedOrder
 
 
 class _Correlated(Method):

@@ -20,8 +20,7 @@ from vestige.checks import check_share, is_number, plain
 from vestige.errors import ConfigError
 from vestige.geometry import Geometry
 from vestige.gradients import Capture
-from vestige.gradients.clip_forms import Clipping, Quantile, taken_apart
-from vestige.gradients.clipping import Clip
+from vestige.gradients.clipping import Clip, Clipping, Quantile, taken_apart
 from vestige.gradients.groups import Groups
 from vestige.methods.catalogue import AMBIGUOUS, METHODS, MethodInfo
 from vestige.plan import PrivacyPlan, Schedule, Table, at, constant, lots_per_epoch, tabulate
@@ -29,7 +28,7 @@ from vestige.privacy.accounting import Charge, step_charges
 from vestige.release.correlation import Correlation
 from vestige.release.door import Distortion, Position
 from vestige.release.part import Part
-from vestige.sampling.loader import Drawing
+from vestige.sampling.lots import Drawing
 from vestige.sampling.streams import Randomness
 from vestige.updates.control import ClipControl
 from vestige.updates.passes import Passes

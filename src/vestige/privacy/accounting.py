@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from vestige.checks import finite, is_whole, round_up
 from vestige.errors import ConfigError
 from vestige.plan import Table, at
 from vestige.privacy.composition import composed_epsilon
-from vestige.privacy.ledger import Event, merge
+from vestige.privacy.events import Event, counts
 
 ACCOUNTANTS = ("pld", "rdp", "rdp_classic")
 
@@ -82,9 +82,7 @@ def epsilon(events: Sequence[Event], delta: float, accountant: str = "pld") -> f
 
     Answers are cached by the merged events, so asking twice costs nothing.
     """
-    name = accountant_name(accountant)
-    delta = _check_delta(delta)
-    return composed_epsilon(events, delta, name)
+    return composed_epsilon(events, _check_delta(delta), accountant_name(accountant))
 
 
 def computed_every(periods: int, events: Sequence[Event]) -> int:
@@ -92,7 +90,7 @@ def computed_every(periods: int, events: Sequence[Event]) -> int:
 
     `events` are those of the whole run: each distinct one is a composition of its own.
     """
-    return max(1, math.ceil(periods / max(1, _ON_THE_WAY // max(1, len(merge(events))))))
+    return max(1, math.ceil(periods / max(1, _ON_THE_WAY // max(1, len(counts(events))))))
 
 
 def epsilon_on_the_way(
@@ -113,23 +111,6 @@ def epsilon_on_the_way(
 def guarantee(epsilon: float, adjacency: str) -> str:
     """The guarantee in words; "none" where epsilon is infinite."""
     return f"(epsilon, delta)-DP, {adjacency}" if math.isfinite(epsilon) else "none"
-
-
-def joint_multiplier(group_noise_multipliers: Sequence[float]) -> float:
-    """The multiplier of releasing all groups at once: 1 / sqrt(sum sigma_g^-2).
-
-    One record may reach the clipping norm of every group in the same step, and the groups share
-    one Poisson draw, so the joint release is exactly one subsampled Gaussian with this multiplier
-    (the norm of the whitened difference is sqrt(sum sigma_g^-2)). Zero if any group has no noise.
-    """
-    sigmas = [Event(1.0, sigma).noise_multiplier for sigma in group_noise_multipliers]
-    if not sigmas:
-        raise ConfigError("group_noise_multipliers is empty: give one multiplier per group")
-    smallest = min(sigmas)
-    if smallest == 0 or smallest == math.inf:
-        return smallest
-    # Relative to the smallest, so that no square over- or underflows.
-    return smallest / math.sqrt(math.fsum((smallest / sigma) ** 2 for sigma in sigmas))
 
 
 @dataclass(frozen=True)
@@ -176,10 +157,8 @@ def calibrate(
     """
     charges = step_charges(sample_rate, beta, steps)
     noise, reached = noise_for(target_epsilon, delta, charges, accountant)
-    name = accountant_name(accountant)
-    return Calibration(
-        noise, reached, float(target_epsilon), float(delta), sample_rate, steps, name, beta
-    )
+    target, name = float(target_epsilon), accountant_name(accountant)
+    return Calibration(noise, reached, target, float(delta), sample_rate, steps, name, beta)
 
 
 def noise_for(
@@ -195,33 +174,28 @@ def noise_for(
     that leaves next to nothing of the target.
     """
     name = accountant_name(accountant)
-    target = _check_positive(target_epsilon, "target_epsilon", "give a finite epsilon above 0")
+    rule = "a finite number above 0: give a finite epsilon above 0"
+    target = _checked("target_epsilon", target_epsilon, lambda e: 0 < e < math.inf, rule)
     delta = _check_delta(delta)
     largest = max(charge.weight for charge in charges)
 
-    def spent(noise: float) -> float:
-        return epsilon([*earlier, *events_of(charges, noise)], delta, name)
+    def spent(noise: float, by: str = name, first: Sequence[Event] = earlier) -> float:
+        return epsilon([*first, *events_of(charges, noise)], delta, by)
 
     before = epsilon(earlier, delta, name)
     left = 1 - before / target
     if left < _LEAST_LEFT:
         raise ConfigError(
-            f"target_epsilon {target} is used up by the ledger: the {_releases(earlier)} releases "
-            f"on it have epsilon {round_up(before, 4)} (accountant {name}) and leave no room for "
-            "a run. Raise the target, or take a ledger of other data; a run that is on the ledger "
-            "goes on by resume."
+            f"target_epsilon {target} is used up by the ledger: the {counts(earlier).total()} "
+            f"releases on it have epsilon {round_up(before, 4)} (accountant {name}) and leave no "
+            "room for a run. Raise the target, or take a ledger of other data; a run that is on "
+            "the ledger goes on by resume."
         )
     start = largest
     if name == "pld":
         # The Rényi curve is cheap at any noise and close: a rough answer starts the search well.
         # Squares of privacy losses add up, so beside what was spent it takes that much more noise.
-        rough = _search(
-            lambda noise: epsilon(events_of(charges, noise), delta, "rdp"),
-            target,
-            start,
-            largest,
-            0.1,
-        )
+        rough = _search(lambda noise: spent(noise, "rdp", ()), target, start, largest, 0.1)
         start = start if rough is None else rough / math.sqrt(1 - (1 - left) ** 2)
     noise = _search(spent, target, start, largest, _NOISE_TOLERANCE)
     if noise is None:
@@ -235,10 +209,6 @@ def noise_for(
             + (" (other runs on the ledger count too)" if earlier else "")
         )
     return noise, spent(noise)
-
-
-def _releases(events: Sequence[Event]) -> int:
-    return sum(event.count for event in events)
 
 
 def step_charges(
@@ -283,9 +253,7 @@ def budget(
     infinite). "marginal_epsilon" is what one group alone would cost: the figure of the papers, a
     diagnostic, since a reader of the model sees all groups.
     """
-    delta = _check_delta(delta)
-    beta = _check_beta(beta)
-    groups = _check_groups(groups)
+    delta, beta, groups = _check_delta(delta), _check_beta(beta), _check_groups(groups)
     if (noise_multiplier is None) == (group_noise_multiplier is None):
         given = "neither" if noise_multiplier is None else "both"
         raise ConfigError(
@@ -298,9 +266,9 @@ def budget(
                 f"groups {groups} needs group_noise_multiplier: a joint noise_multiplier already "
                 "covers all groups, so leave groups out or give the multiplier of each group"
             )
-        joint = _check_noise(noise_multiplier, "noise_multiplier")
+        joint = _check_noise("noise_multiplier", noise_multiplier)
     else:
-        group_noise_multiplier = _check_noise(group_noise_multiplier, "group_noise_multiplier")
+        group_noise_multiplier = _check_noise("group_noise_multiplier", group_noise_multiplier)
         joint = group_noise_multiplier / math.sqrt(groups)
 
     def costs(sigma: float) -> dict[str, float | None]:
@@ -344,17 +312,10 @@ def calibration_report(
     groups = _check_groups(groups)
     found = calibrate(epsilon, delta, sample_rate, steps, accountant, beta)
     return {
-        "noise_multiplier": found.noise_multiplier,
+        **asdict(found),
         "group_noise_multiplier": found.noise_multiplier * math.sqrt(groups),
         "sigma_eff": found.noise_multiplier / beta,
-        "epsilon": found.epsilon,
-        "target_epsilon": found.target_epsilon,
-        "delta": found.delta,
-        "sample_rate": found.sample_rate,
-        "steps": found.steps,
-        "beta": found.beta,
         "groups": groups,
-        "accountant": found.accountant,
     }
 
 
@@ -405,42 +366,33 @@ def _search(
     return math.exp(point)
 
 
+def _checked(name: str, value: Any, holds: Callable[[Any], bool], rule: str) -> float:
+    if value is None or isinstance(value, bool | str) or not holds(value):
+        raise ConfigError(f"{name} {value!r} is not {rule}")
+    return float(value)
+
+
 def _check_delta(delta: float) -> float:
-    if isinstance(delta, bool | str) or not 0 < delta < 1:
-        raise ConfigError(
-            f"delta {delta!r} is not strictly between 0 and 1: "
-            "give the probability that may escape the bound, well below 1 / dataset size"
-        )
-    return float(delta)
+    rule = (
+        "strictly between 0 and 1: give the probability that may escape the bound, well below "
+        "1 / dataset size"
+    )
+    return _checked("delta", delta, lambda value: 0 < value < 1, rule)
 
 
-def _check_positive(value: float, name: str, remedy: str) -> float:
-    if isinstance(value, bool | str) or not 0 < value < math.inf:
-        raise ConfigError(f"{name} {value!r} is not a finite number above 0: {remedy}")
-    return float(value)
-
-
-def _check_noise(value: float | None, name: str) -> float:
-    if value is None or isinstance(value, bool | str) or not 0 <= value < math.inf:
-        raise ConfigError(
-            f"{name} {value!r} is not a finite number >= 0: give the noise standard deviation "
-            "divided by the sensitivity (0 means no privacy)"
-        )
-    return float(value)
+def _check_noise(name: str, noise: float | None) -> float:
+    rule = (
+        "a finite number >= 0: give the noise standard deviation divided by the sensitivity "
+        "(0 means no privacy)"
+    )
+    return _checked(name, noise, lambda value: 0 <= value < math.inf, rule)
 
 
 def _check_beta(beta: float) -> float:
-    if isinstance(beta, bool | str) or not 0 < beta <= 1:
-        raise ConfigError(
-            f"beta {beta!r} is not in (0, 1]: give the share of the new clipped sum in the release "
-            "(1 is plain DP-SGD)"
-        )
-    return float(beta)
+    rule = "in (0, 1]: give the share of the new clipped sum in the release (1 is plain DP-SGD)"
+    return _checked("beta", beta, lambda value: 0 < value <= 1, rule)
 
 
 def _check_groups(groups: int) -> int:
-    if not is_whole(groups) or groups < 1:
-        raise ConfigError(
-            f"groups {groups!r} is not a whole number >= 1: give the number of clipping groups"
-        )
-    return groups
+    rule = "a whole number >= 1: give the number of clipping groups"
+    return int(_checked("groups", groups, lambda value: is_whole(value) and value >= 1, rule))

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from vestige.privacy.ledger import Event, merge
+from vestige.privacy.events import Event, merge
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,46 +32,55 @@ if TYPE_CHECKING:
 _SMALLEST_NOISE = 1e-6
 _LARGEST_NOISE = 1e8
 # exp(-loss) underflows near a loss of 745: beyond this epsilon the PLD sums lose their precision.
-_LARGEST_PLD_EPSILON = 700.0
+LARGEST_PLD_EPSILON = 700.0
 # Rounding of the FFT moves a delta by less than 1e-13 (measured up to 1e8 releases). It is taken
 # off the delta that is asked for, and deltas it could matter for are left to RDP.
-_FFT_NOISE = 1e-12
-_SMALLEST_PLD_DELTA = 100 * _FFT_NOISE
+FFT_NOISE = 1e-12
+SMALLEST_PLD_DELTA = 100 * FFT_NOISE
 # More distinct events than this are rounded pessimistically onto a common grid first.
 _MAX_DISTINCT_EVENTS = 64
 
 
 def composed_epsilon(events: Iterable[Event], delta: float, accountant: str) -> float:
     """An upper bound on epsilon at `delta`, by one of the three accountants; answers are cached."""
-    # Infinite noise reveals nothing. One release without noise reveals everything.
-    merged = _capped(event for event in events if event.noise_multiplier < math.inf)
-    if not merged:
+    ready = prepared(events)
+    if not ready:
         return 0.0
-    if any(event.noise_multiplier < _SMALLEST_NOISE for event in merged):
-        return math.inf
-    return _cached_epsilon(_coarsened(merged), delta, accountant)
+    return math.inf if _has_no_noise(ready) else cached_epsilon(ready, delta, accountant)
 
 
-def _capped(events: Iterable[Event]) -> tuple[Event, ...]:
-    return merge(
+def prepared(events: Iterable[Event]) -> tuple[Event, ...]:
+    """The events as every accountant composes them: merged, and many different ones rounded.
+
+    Asking about these gives the same answer sooner. Infinite noise reveals nothing and is left out.
+    """
+    merged = merge(
         Event(event.sample_rate, min(event.noise_multiplier, _LARGEST_NOISE), event.count)
         for event in events
+        if event.noise_multiplier < math.inf
     )
+    return merged if _has_no_noise(merged) else coarsened(merged)
+
+
+def _has_no_noise(events: Iterable[Event]) -> bool:
+    """Whether one of them reveals everything."""
+    return any(event.noise_multiplier < _SMALLEST_NOISE for event in events)
 
 
 @lru_cache(maxsize=4096)
-def _cached_epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float:
+def cached_epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float:
+    """The same for events that are `prepared` and have noise."""
     if accountant == "rdp_classic":
         return _classic_epsilon(events, delta)
     bound = _rdp_epsilon(events, delta)
-    if accountant == "rdp" or bound > _LARGEST_PLD_EPSILON or delta < _SMALLEST_PLD_DELTA:
+    if accountant == "rdp" or bound > LARGEST_PLD_EPSILON or delta < SMALLEST_PLD_DELTA:
         return bound
     # Both are upper bounds at the same delta, so the smaller one is too.
-    return min(bound, _pld_epsilon(events, delta))
+    return min(bound, pld_epsilon(events, delta))
 
 
 @lru_cache(maxsize=1)
-def _orders() -> tuple[float, ...]:
+def renyi_orders() -> tuple[float, ...]:
     """Rényi orders: small ones serve large epsilons and the reverse.
 
     Near its best order the bound is flat: a step of 25 % in (order - 1) costs at most 0.6 % of
@@ -84,24 +93,24 @@ def _orders() -> tuple[float, ...]:
     return (*low, *(k / 10 for k in range(20, 80)), *map(float, range(8, 64)), *large)
 
 
-def _rdp(events: tuple[Event, ...]) -> NDArray[np.float64]:
+def renyi(events: tuple[Event, ...]) -> NDArray[np.float64]:
     """Rényi DP of the composition at every order: the sum over all releases (Mironov 2017)."""
     import numpy as np
 
-    total = np.zeros(len(_orders()))
+    total = np.zeros(len(renyi_orders()))
     for event in events:
-        total += event.count * _rdp_of_one(event.sample_rate, event.noise_multiplier)
+        total += event.count * renyi_of_one(event.sample_rate, event.noise_multiplier)
     return total
 
 
 @lru_cache(maxsize=1024)
-def _rdp_of_one(sample_rate: float, noise_multiplier: float) -> NDArray[np.float64]:
+def renyi_of_one(sample_rate: float, noise_multiplier: float) -> NDArray[np.float64]:
     """Rényi DP of one release at every order (Mironov, Talwar, Zhang 2019), both directions."""
     import dp_accounting
     import numpy as np
     from dp_accounting import rdp
 
-    orders = np.array(_orders())
+    orders = np.array(renyi_orders())
     accountant = rdp.RdpAccountant(orders, dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
     with _quiet():
         accountant.compose(
@@ -138,10 +147,10 @@ def filter_share(events: Iterable[Event], max_epsilon: float, delta: float) -> f
     arXiv:2008.11193). It costs more than `composed_epsilon` of settings that were fixed before.
     """
     best, allowed = _filter_order(max_epsilon, delta)
-    merged = _capped(event for event in events if event.noise_multiplier < math.inf)
-    if any(event.noise_multiplier < _SMALLEST_NOISE for event in merged) or allowed <= 0:
-        return math.inf if merged else 0.0
-    return float(_rdp(_coarsened(merged))[best] / allowed)
+    ready = prepared(events)
+    if _has_no_noise(ready) or allowed <= 0:
+        return math.inf if ready else 0.0
+    return float(renyi(ready)[best] / allowed)
 
 
 def filter_epsilon(max_epsilon: float, delta: float, at: float) -> float:
@@ -150,14 +159,14 @@ def filter_epsilon(max_epsilon: float, delta: float, at: float) -> float:
     The filter bounds one Rényi divergence, which converts to an epsilon at any delta.
     """
     best, _ = _filter_order(max_epsilon, delta)
-    return max(0.0, max_epsilon + math.log(delta / at) / (_orders()[best] - 1))
+    return max(0.0, max_epsilon + math.log(delta / at) / (renyi_orders()[best] - 1))
 
 
 def _filter_order(max_epsilon: float, delta: float) -> tuple[int, float]:
     """Which order a Rényi filter works at, and the divergence that it allows there."""
     import numpy as np
 
-    orders = np.array(_orders())
+    orders = np.array(renyi_orders())
     # The conversion of Canonne, Kamath, Steinke 2020, solved for the Rényi divergence.
     allowed = (
         max_epsilon - np.log1p(-1 / orders) + (math.log(delta) + np.log(orders)) / (orders - 1)
@@ -169,14 +178,14 @@ def _filter_order(max_epsilon: float, delta: float) -> tuple[int, float]:
 def _rdp_epsilon(events: tuple[Event, ...], delta: float) -> float:
     from dp_accounting import rdp
 
-    bound, _ = rdp.compute_epsilon(_orders(), _rdp(events), delta)
+    bound, _ = rdp.compute_epsilon(renyi_orders(), renyi(events), delta)
     return max(0.0, float(bound))
 
 
 def _classic_epsilon(events: tuple[Event, ...], delta: float) -> float:
     import numpy as np
 
-    bounds = _rdp(events) - math.log(delta) / (np.array(_orders()) - 1)
+    bounds = renyi(events) - math.log(delta) / (np.array(renyi_orders()) - 1)
     return max(0.0, float(bounds.min()))
 
 
@@ -192,7 +201,7 @@ def _quiet() -> Iterator[None]:
         logger.disabled = before
 
 
-def _pld_epsilon(events: tuple[Event, ...], delta: float) -> float:
+def pld_epsilon(events: tuple[Event, ...], delta: float) -> float:
     """Epsilon of the composed privacy loss distributions, the larger of the two directions."""
     losses = composed_losses(events)
     return math.inf if losses is None else epsilon_of(losses, delta)
@@ -236,7 +245,7 @@ def epsilon_of(losses: Any, delta: float) -> float:
     import numpy as np
 
     with np.errstate(all="ignore"):
-        bound = float(losses.get_epsilon_for_delta(delta - _FFT_NOISE))
+        bound = float(losses.get_epsilon_for_delta(delta - FFT_NOISE))
     return math.inf if math.isnan(bound) else max(0.0, bound)
 
 
@@ -296,7 +305,7 @@ def _interval(events: tuple[Event, ...]) -> float | None:
     return interval if interval < reach else None
 
 
-def _coarsened(events: tuple[Event, ...]) -> tuple[Event, ...]:
+def coarsened(events: tuple[Event, ...]) -> tuple[Event, ...]:
     """At most about _MAX_DISTINCT_EVENTS distinct events that cost no less than `events`.
 
     A schedule may give every step its own noise, and each distinct event costs a tenth of a

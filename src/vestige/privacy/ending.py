@@ -18,7 +18,8 @@ from typing import Any
 
 from vestige.privacy import accounting
 from vestige.privacy.composition import filter_epsilon
-from vestige.privacy.ledger import Event, Ledger
+from vestige.privacy.events import Event
+from vestige.privacy.ledger import Ledger
 
 AS_PLANNED, GUARD = "as planned", "budget guard"
 PLANNED, FILTER, OPEN = "planned releases", "renyi filter", "open"

@@ -9,7 +9,6 @@ nothing of data, models or epsilon; accounting.py turns its events into epsilon.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,46 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from vestige.errors import ConfigError, PrivacyError
 from vestige.plan import ADJACENCY, common_adjacency
+from vestige.privacy.events import Event, merge
 
 if TYPE_CHECKING:
     from vestige.privacy.ledger_file import Account, LedgerFile
 
+__all__ = ["Event", "Facts", "Ledger", "Spending", "merge", "together"]
 _VERSION = 1
-
-
-@dataclass(frozen=True)
-class Event:
-    """One Poisson-subsampled Gaussian release, composed with itself `count` times.
-
-    `noise_multiplier` is the effective one: noise standard deviation over the joint sensitivity,
-    with beta already divided out (sigma_eff). Zero means no noise and so no privacy; infinity
-    means that nothing was revealed and costs nothing.
-    """
-
-    sample_rate: float
-    noise_multiplier: float
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        # Plain Python numbers, so that events compare, hash and serialise the same everywhere.
-        object.__setattr__(self, "sample_rate", _number(self.sample_rate, "sample_rate"))
-        object.__setattr__(
-            self, "noise_multiplier", _number(self.noise_multiplier, "noise_multiplier")
-        )
-        if not 0 < self.sample_rate <= 1:
-            raise ConfigError(
-                f"sample_rate {self.sample_rate} is not in (0, 1]: give the probability with which "
-                "each record enters a lot, expected lot size / dataset size"
-            )
-        if not self.noise_multiplier >= 0:
-            raise ConfigError(
-                f"noise_multiplier {self.noise_multiplier} is not >= 0: give the noise standard "
-                "deviation divided by the sensitivity (0 means no privacy)"
-            )
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
-            raise ConfigError(
-                f"count {self.count!r} is not a whole number >= 1: give the number of releases"
-            )
 
 
 @dataclass(frozen=True)
@@ -133,15 +99,11 @@ class Ledger:
 
     def facts(self, but: str = "") -> Facts:
         """What holds for all runs with a charge, without the one named `but`."""
-        found = [self.inherited]
-        if self.file:
-            found += [
-                run.facts
-                for run in self.file.content.runs.values()
-                if run.events and run.run != but
-            ]
-        found += [one.facts for run, one in self.runs.items() if run != but]
-        return together(found)
+        on_file = self.file.content.runs if self.file else {}
+        charged = {name: run for name, run in on_file.items() if run.events}
+        others = [run.facts for name, run in charged.items() if name != but]
+        others += [run.facts for name, run in self.runs.items() if name != but]
+        return together([self.inherited, *others])
 
     def keep_in(self, file: LedgerFile) -> None:
         """From now on, have `file` behind this ledger, whose charges it has, if there are any."""
@@ -166,9 +128,9 @@ class Ledger:
             if account is None:
                 raise PrivacyError("a ledger with a file is charged by a run that is on it.")
             account.cover(event)
-        if self._runs and _key(self._runs[-1]) == _key(event):
+        if self._runs and self._runs[-1].key == event.key:
             # One assignment: an interrupt in between must not lose the earlier charges.
-            self._runs[-1] = _repeated(event, self._runs[-1].count + 1)
+            self._runs[-1] = event.times(self._runs[-1].count + 1)
         else:
             self._runs.append(event)
 
@@ -188,19 +150,7 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger as strict JSON types (an infinite multiplier is the string "inf")."""
-        return {
-            "version": _VERSION,
-            "events": [
-                {
-                    "sample_rate": event.sample_rate,
-                    "noise_multiplier": (
-                        event.noise_multiplier if math.isfinite(event.noise_multiplier) else "inf"
-                    ),
-                    "count": event.count,
-                }
-                for event in self._runs
-            ],
-        }
+        return {"version": _VERSION, "events": [event.as_json() for event in self._runs]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` wrote, into an empty ledger only.
@@ -238,35 +188,6 @@ def together(facts: Iterable[Facts]) -> Facts:
     )
 
 
-def merge(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Events with equal ones merged, in a canonical order.
-
-    Each event has a fixed worst case (a dominating pair), so the cost of a composition does not
-    depend on the order of its releases and merging changes no epsilon.
-    """
-    counts: dict[tuple[float, float], int] = {}
-    for event in events:
-        counts[_key(event)] = counts.get(_key(event), 0) + event.count
-    return tuple(Event(rate, noise, count) for (rate, noise), count in sorted(counts.items()))
-
-
-def _key(event: Event) -> tuple[float, float]:
-    return event.sample_rate, event.noise_multiplier
-
-
-def _repeated(event: Event, count: int) -> Event:
-    return Event(event.sample_rate, event.noise_multiplier, count)
-
-
-def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool | str):
-        raise ConfigError(f"{name} {value!r} is not a number: give a float")
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name} {value!r} is not a number: give a float") from None
-
-
 def _parse(state: Mapping[str, Any]) -> list[Event]:
     """The events of a saved state; anything but what `state_dict` writes is refused."""
     if not isinstance(state, Mapping) or set(state) != {"version", "events"}:
@@ -284,13 +205,4 @@ def _parse(state: Mapping[str, Any]) -> list[Event]:
             f"ledger state 'events' is {type(state['events']).__name__}, not a list: "
             "pass what Ledger.state_dict() returned"
         )
-    events = []
-    for row in state["events"]:
-        if not isinstance(row, Mapping) or set(row) != {"sample_rate", "noise_multiplier", "count"}:
-            raise ConfigError(
-                f"ledger event {row!r} is not a mapping with exactly 'sample_rate', "
-                "'noise_multiplier' and 'count': pass what Ledger.state_dict() returned"
-            )
-        noise = math.inf if row["noise_multiplier"] == "inf" else row["noise_multiplier"]
-        events.append(Event(row["sample_rate"], noise, row["count"]))
-    return events
+    return [Event.from_json(row) for row in state["events"]]

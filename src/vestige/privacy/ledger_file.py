@@ -1,18 +1,9 @@
 """The ledger on disk: what was spent is durable before the noise that it pays for is drawn.
 
-A file of JSON lines that is only ever appended to. A run reserves the cost of a block of coming
-releases, waits until the line is on the disk, and then charges against it without touching the
-disk again. What of a block was not used is given back when the run saves a checkpoint or ends; a
-run that is killed gives nothing back, so a crash charges the whole open block.
-
-    open      a run begins, or goes on after a resume
-    reserve   these events are charged from now on
-    spent     of that reserve, only these were used
-    digest    test mode: the hash of something released, so that a replay can be compared
-
-Every line carries the hash of all lines before it, so a line that was changed, removed or moved is
-found. A last line without its end was never durable, paid for nothing, and is dropped; a file that
-does not begin as a ledger is refused and left as it is.
+A file of JSON lines (ledger_format.py) that is only ever appended to. A run reserves the cost of a
+block of coming releases, waits until the line is on the disk, and then charges against it without
+touching the disk again. What of a block was not used is given back when the run saves a checkpoint
+or ends; a run that is killed gives nothing back, so a crash charges the whole open block.
 
 Guarantee: the events read from the file are at least those whose noise was drawn, whenever the
 process or the machine died, as long as the disk keeps what it has confirmed. A file that is
@@ -25,98 +16,35 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
-import hashlib
+import errno
 import json
-import math
 import os
-import secrets
-import stat
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout, lock_descriptor, unlock_descriptor
+
 from vestige.errors import ConfigError, PrivacyError, StorageError, VestigeError
 from vestige.files import sync_folder, write_all
-from vestige.plan import ADJACENCY
-from vestige.privacy.ledger import Event, Facts, merge, together
+from vestige.privacy.account import Account, Forecast
+from vestige.privacy.events import counts, from_counts
+from vestige.privacy.ledger import together
+from vestige.privacy.ledger_format import (
+    Content,
+    RunRecord,
+    chain,
+    check_kind,
+    parse,
+    read,
+    written,
+)
 
 if TYPE_CHECKING:
     from vestige.privacy.ledger import Ledger
 
-_VERSION = 1
-_FIELDS = {
-    "open": {"version", "run", "session", "about"},
-    "reserve": {"run", "events"},
-    "spent": {"run", "block", "events"},
-    "digest": {"run", "of", "hash"},
-}
-Forecast = Callable[[int], Sequence[Event]]
-# How every line begins that `LedgerFile.append` writes, and the first one in particular.
-_BEGINNINGS = tuple(f'{{"kind": "{kind}", '.encode() for kind in _FIELDS)
-_FIRST = _BEGINNINGS[0] + f'"version": {_VERSION}, "run": "'.encode()
-
-
-@dataclass
-class Spending:
-    """What one run has on a ledger: its public facts and its events."""
-
-    run: str
-    about: dict[str, Any] = field(default_factory=dict)
-    blocks: dict[str, tuple[Event, ...]] = field(default_factory=dict)  # by the hash of the line
-    openings: int = 0
-    noted: bool = False  # whether digests of releases were noted, as in test mode
-
-    @property
-    def facts(self) -> Facts:
-        """What a claim that contains this run has to say."""
-        adjacency = str(self.about.get("adjacency", ADJACENCY))
-        return Facts(adjacency, self.noted or bool(self.about.get("test_mode")))
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """All events of the run, merged."""
-        return merge(event for block in self.blocks.values() for event in block)
-
-
-@dataclass
-class Content:
-    """What a ledger file says."""
-
-    runs: dict[str, Spending] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)  # of releases in test mode, by name
-    sessions: set[str] = field(default_factory=set)  # which engines have charged it
-    last: str = ""  # the hash of the last whole line
-    length: int = 0  # bytes up to the end of the last whole line
-    open_end: bool = False  # whether that line lacks its end
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """The events of all runs, merged: they compose."""
-        return merge(event for run in self.runs.values() for event in run.events)
-
-    @property
-    def facts(self) -> Facts:
-        """What holds for all runs with a charge."""
-        return together(run.facts for run in self.runs.values() if run.events)
-
-
-def read(path: Path) -> Content:
-    """What a ledger file says; ConfigError for one that is damaged or is no ledger."""
-    try:
-        _check_kind(path, path.stat())
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"the ledger {str(path)!r} cannot be read ({error.strerror}): give the ledger.jsonl "
-            "of a run."
-        ) from error
-    return _parse(data, path)
-
-
+__all__ = ["Account", "LedgerFile", "common_data", "merge_files", "opened_here", "read"]
 _OPEN: list[LedgerFile] = []  # those that this process has
 
 
@@ -124,9 +52,7 @@ def opened_here(path: Path) -> LedgerFile | None:
     """The ledger file at `path`, if this process has it open already."""
     with contextlib.suppress(OSError):
         there = path.stat()
-        for file in _OPEN:
-            if file.is_at(there):
-                return file
+        return next((file for file in _OPEN if file.is_at(there)), None)
     return None
 
 
@@ -143,8 +69,11 @@ class LedgerFile:
         self._accounts: list[Account] = []
         self.ledger: Ledger | None = None
         self._seen = (0, 0)
-        self._file = _open_locked(self.path, create)
+        self._file = _open(self.path, create)
+        self._lock: FileLock | None = None
         try:
+            check_kind(self.path, os.fstat(self._file))
+            self._lock = _lock(self._file, self.path)
             self._read()
         except BaseException:
             self._let_go()
@@ -225,9 +154,9 @@ class LedgerFile:
             self._doubtful = False
         elif self._seen != self._stamp():
             # Somebody else has touched it: the same lines must still be there.
-            known = self.content.last, self.content.length
-            now = _parse(self._bytes(), self.path)
-            if (now.last, now.length) != known or now.open_end:
+            now = parse(self._bytes(), self.path)
+            same = (now.last, now.length) == (self.content.last, self.content.length)
+            if not same or now.open_end:
                 raise self._gone("changed")
             self._seen = self._stamp()
 
@@ -250,11 +179,10 @@ class LedgerFile:
     def append(self, lines: Sequence[Mapping[str, Any]], durable: bool = True) -> str:
         """Add lines, on the disk when this returns, or none of them; the hash of the last."""
         self.check()
-        content, text = self.content, b""
-        last = content.last
+        content, text, last = self.content, b"", self.content.last
         for line in lines:
-            last = _chain(last, line)
-            text += json.dumps({**line, "chain": last}, allow_nan=False).encode() + b"\n"
+            more, last = written(last, line)
+            text += more
         self._doubtful = True
         try:
             write_all(self._file, text)
@@ -270,8 +198,7 @@ class LedgerFile:
                 ) from error
             raise
         for line in lines:
-            content.last = _chain(content.last, line)
-            _take(content, line, content.last)
+            content.take(line)
         content.length += len(text)
         self._seen, self._doubtful = self._stamp(), False
         return content.last
@@ -283,11 +210,13 @@ class LedgerFile:
 
     def _bytes(self) -> bytes:
         """What the file holds, also where its name is another's by now."""
-        return os.pread(self._file, os.fstat(self._file).st_size, 0)
+        with open(self._file, "rb", closefd=False) as file:
+            file.seek(0)
+            return file.read()
 
     def _read(self) -> None:
         """Take what is on the disk, and cut off the beginning of a line that never was durable."""
-        content = _parse(self._bytes(), self.path)
+        content = parse(self._bytes(), self.path)
         if content.length < os.fstat(self._file).st_size:
             self._cut(content.length)
         if content.open_end:
@@ -302,120 +231,11 @@ class LedgerFile:
 
     def _let_go(self) -> None:
         with contextlib.suppress(OSError):
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked worker would keep it otherwise
+            if self._lock:
+                self._lock.release()
+            else:
+                unlock_descriptor(self._file)  # a forked worker would keep it otherwise
         os.close(self._file)
-
-
-class Account:
-    """What one run has reserved on a ledger file, and how much of it is used.
-
-    `block` is the most releases that are reserved at a time. `forecast(n)` may tell the events of
-    the next n lots; without it blocks of equal events grow as they are used up.
-    """
-
-    def __init__(
-        self,
-        file: LedgerFile,
-        run: str,
-        about: dict[str, Any],
-        block: int,
-        forecast: Forecast | None,
-        session: str | None = None,
-    ) -> None:
-        self.file, self.run, self.about = file, run, about
-        # Two copies of a run that both go on must not look like one.
-        self.session = session or secrets.token_hex(8)
-        self.block, self.forecast = block, forecast
-        self._left: Counter[tuple[float, float]] = Counter()
-        self._used: Counter[tuple[float, float]] = Counter()
-        self._block = ""  # the hash of the line that reserved what is left
-        self._reserved: Counter[tuple[float, float]] = Counter()
-        self._last_key: tuple[float, float] | None = None
-        self._last_size = 0
-        self._opened = False
-
-    def open(self) -> None:
-        """Have the name of the run on the disk."""
-        self.file.check()
-        if not self._opened:
-            self._append([])
-
-    def cover(self, event: Event) -> None:
-        """Return when the cost of `event` is on the disk. Called before its noise is drawn."""
-        self.file.check()
-        key = event.sample_rate, event.noise_multiplier
-        if self._left[key] < 1:
-            self._reserve(key)
-        self._left[key] -= 1
-        self._used[key] += 1
-        self._last_key = key
-
-    def settle(self) -> None:
-        """Give back what is left of the open block."""
-        self.file.check()
-        lines = self._spent()
-        self._left = Counter()  # first: whatever interrupts this, nothing is used any more
-        if lines:
-            self._append(lines)
-
-    def rename(self, run: str) -> None:
-        """Go on as another run, of which nothing was charged here yet."""
-        self.settle()
-        self.run, self._opened = run, False
-
-    def forget(self) -> None:
-        """All of the open block counts as used."""
-        self._left, self._used = Counter(), Counter()
-
-    def note(self, of: str, digest: str) -> None:
-        """Remember the digest of something that was released."""
-        line = {"kind": "digest", "run": self.run, "of": of, "hash": digest}
-        self._append([line], durable=False)
-
-    def digest(self, of: str) -> str | None:
-        """The digest of what was released under that name, if something was."""
-        return self.file.content.digests.get(of)
-
-    def _reserve(self, key: tuple[float, float]) -> None:
-        """Put a block that holds `key` on the disk."""
-        events = list(self.forecast(self.block)) if self.forecast else []
-        block = Counter({_key(e): e.count for e in merge(events)})
-        if not block[key]:
-            # Nobody foresaw it: twice as many as last time, where it was the same again.
-            self._last_size = 2 * self._last_size if key == self._last_key else 1
-            self._last_size = min(self._last_size, self.block)
-            block = Counter({key: self._last_size})
-        lines = self._spent()
-        rows = [_row(Event(rate, noise, n)) for (rate, noise), n in sorted(block.items()) if n]
-        lines.append({"kind": "reserve", "run": self.run, "events": rows})
-        self._left = Counter()
-        self._block = self._append(lines)
-        self._used, self._reserved = Counter(), block.copy()
-        self._left = block
-
-    def _spent(self) -> list[dict[str, Any]]:
-        """The line that gives back what is left, if anything is."""
-        if not self._opened or not +self._left or not self._used <= self._reserved:
-            return []  # the last: an interrupt has confused the counts, and all of it is charged
-        rows = [_row(Event(rate, noise, n)) for (rate, noise), n in sorted(self._used.items()) if n]
-        return [{"kind": "spent", "run": self.run, "block": self._block, "events": rows}]
-
-    def _append(self, lines: Sequence[Mapping[str, Any]], durable: bool = True) -> str:
-        if self._opened:
-            return self.file.append(lines, durable)
-        last = self.file.append([self.opening(), *lines])
-        self._opened = True
-        return last
-
-    def opening(self) -> dict[str, Any]:
-        """The line that begins a session of the run."""
-        return {
-            "kind": "open",
-            "version": _VERSION,
-            "run": self.run,
-            "session": self.session,
-            "about": self.about,
-        }
 
 
 def merge_files(paths: Sequence[Path], out: Path) -> Content:
@@ -429,14 +249,16 @@ def merge_files(paths: Sequence[Path], out: Path) -> Content:
         raise ConfigError("merge needs at least two ledgers: give their paths.")
     if os.path.lexists(out):
         raise ConfigError(f"{str(out)!r} exists: a ledger is never overwritten; give a new path.")
-    merged: dict[str, Spending] = {}
+    merged: dict[str, RunRecord] = {}
     for path in paths:
         for run in read(path).runs.values():
-            known = merged.setdefault(run.run, Spending(run.run, dict(run.about)))
-            _add_session(known, run.about)
-            known.noted |= run.noted
+            whole = merged.setdefault(run.run, RunRecord(run.run, dict(run.about)))
+            whole.add_session(run.about)
+            whole.noted |= run.noted
             for line, block in run.blocks.items():
-                known.blocks[line] = _larger(known.blocks.get(line, ()), block)
+                # The same reserve in two copies: each kind as often as in the copy with more.
+                largest = counts(whole.blocks.get(line, ())) | counts(block)
+                whole.blocks[line] = from_counts(largest)
     facts = together(run.facts for run in merged.values())
     about = {
         "data": common_data(run.about for run in merged.values()),
@@ -445,50 +267,35 @@ def merge_files(paths: Sequence[Path], out: Path) -> Content:
         "test_mode": facts.test_mode,
     }
     file = LedgerFile(out)
-    account = file.account(_chain("", {"merged": sorted(merged)})[:16], about)
-    events = merge(event for run in merged.values() for event in run.events)
-    rows = [_row(event) for event in events]
-    file.append([account.opening(), {"kind": "reserve", "run": account.run, "events": rows}])
+    account = file.account(chain("", {"merged": sorted(merged)})[:16], about)
+    charged = counts(event for run in merged.values() for event in run.events)
+    file.append([account.opening(), account.reserving(charged)])
     file.close()
     return file.content
 
 
 def common_data(abouts: Iterable[Mapping[str, Any]]) -> Any:
     """The data that all these runs are about; ConfigError where it is not the same."""
-    found: list[Any] = []
+    kinds: list[Any] = []
     for about in abouts:
-        if about.get("data") not in found:
-            found.append(about.get("data"))
-    if len(found) > 1:
+        if about.get("data") not in kinds:
+            kinds.append(about.get("data"))
+    if len(kinds) > 1:
         raise ConfigError(
             "the ledgers are about different data, whose spending does not add up: "
-            + "; ".join(json.dumps(data) for data in found)
+            + "; ".join(json.dumps(data) for data in kinds)
         )
-    return found[0] if found else None
+    return kinds[0] if kinds else None
 
 
-def _larger(one: tuple[Event, ...], other: tuple[Event, ...]) -> tuple[Event, ...]:
-    """The same reserve in two copies: each kind of event as often as in the copy with more."""
-    counts = Counter({_key(e): e.count for e in one}) | Counter({_key(e): e.count for e in other})
-    return merge(Event(rate, noise, n) for (rate, noise), n in counts.items())
-
-
-def _check_kind(path: Path, found: os.stat_result) -> None:
-    """Refuse what is no ordinary file: it keeps nothing, or waits for somebody for ever."""
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or a socket"
-        raise ConfigError(
-            f"the ledger {str(path)!r} is {kind}, not a file that keeps what is written to it: "
-            "give the path of a ledger, or one where nothing is yet."
-        )
-
-
-def _open_locked(path: Path, create: bool) -> int:
+def _open(path: Path, create: bool) -> int:
+    """A descriptor of the file, to read and to append; a new one has its name on the disk."""
     try:
         new = not path.exists()
         if not new:
-            _check_kind(path, path.stat())  # before it is opened: a device may do something
-        flags = os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+            check_kind(path, path.stat())  # before it is opened: a device may do something
+        flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
+        flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # Unix, Windows
         file = os.open(path, flags, 0o644)
     except FileNotFoundError as error:
         raise ConfigError(
@@ -500,130 +307,36 @@ def _open_locked(path: Path, create: bool) -> int:
             f"the ledger {str(path)!r} cannot be opened ({error.strerror}): give a path in a "
             "folder that can be written."
         ) from error
-    try:
-        _check_kind(path, os.fstat(file))
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ConfigError:
-        os.close(file)
-        raise
-    except OSError:
-        os.close(file)
-        raise ConfigError(
-            f"the ledger {str(path)!r} is in use by another run: wait until it ends. In one "
-            "process, share it: PrivacyEngine(ledger=other_engine.ledger)."
-        ) from None
     if new:
         sync_folder(path.parent)
     return file
 
 
-def _key(event: Event) -> tuple[float, float]:
-    return event.sample_rate, event.noise_multiplier
+def _lock(file: int, path: Path) -> FileLock | None:
+    """Keep other runs out of the file; ConfigError where one has it.
 
-
-def _row(event: Event) -> list[Any]:
-    noise = event.noise_multiplier
-    return [event.sample_rate, noise if math.isfinite(noise) else "inf", event.count]
-
-
-def _event(row: Any) -> Event:
-    rate, noise, count = row
-    return Event(rate, math.inf if noise == "inf" else noise, count)
-
-
-def _chain(last: str, line: Mapping[str, Any]) -> str:
-    body = json.dumps(line, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(f"{last}\n{body}".encode()).hexdigest()[:32]
-
-
-def _parse(data: bytes, path: Path) -> Content:
-    content = Content()
-    *lines, rest = data.split(b"\n")
-    if not data.startswith(_BEGINNINGS) and not _FIRST.startswith(data):
-        raise ConfigError(
-            f"line 1 of {str(path)!r} is not that of a ledger: the file was left as it is. Give "
-            "the ledger.jsonl of a run, or a path where nothing is yet."
-        )
-    for number, text in enumerate(lines, start=1):
-        try:
-            _add(content, json.loads(text))
-        except _NO_LINE:
-            raise _damaged(path, number) from None
-        content.length += len(text) + 1
+    The file itself is locked, so that it is locked under every name that it has. Windows would let
+    nobody read it then, and some systems lock no files: there it is a lock file beside it.
+    """
     try:
-        line, end = json.JSONDecoder().raw_decode(rest.decode())
-    except _NO_LINE:
-        # The beginning of a line was never durable. Anything else is not from here, except for
-        # the zeros that a file system may leave where it lost power.
-        possible = _BEGINNINGS if lines else (_FIRST,)
-        begun = any(rest.startswith(b) or b.startswith(rest) for b in possible)
-        if begun or not rest.strip(b"\0"):
-            return content
-        raise _damaged(path, len(lines) + 1) from None
-    # A whole line may have been durable: it counts, and where it or its end was changed into
-    # something else the file is damaged.
+        if os.name != "nt":
+            if not lock_descriptor(file, blocking=False):
+                raise Timeout(str(path))
+            return None
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise _in_use(path) from None
+    real = path.resolve()
+    lock = FileLock(real.with_name(f".{real.name}.lock"), timeout=0, thread_local=False)
     try:
-        _add(content, line)
-    except _NO_LINE:
-        raise _damaged(path, len(lines) + 1) from None
-    if end < len(rest.decode()):
-        raise _damaged(path, len(lines) + 1)
-    content.length, content.open_end = content.length + len(rest), True
-    return content
+        lock.acquire()
+    except (OSError, RuntimeError):
+        raise _in_use(path) from None
+    return lock
 
 
-_NO_LINE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
-
-
-def _add(content: Content, line: Any) -> None:
-    chain = line.pop("chain")
-    if chain != _chain(content.last, line):
-        raise ValueError
-    _take(content, line, chain)
-    content.last = chain
-
-
-def _damaged(path: Path, number: int) -> ConfigError:
+def _in_use(path: Path) -> ConfigError:
     return ConfigError(
-        f"line {number} of the ledger {str(path)!r} is damaged or was changed: what was spent is "
-        "no longer known. Restore the file from a copy; without one, treat the data as spent."
+        f"the ledger {str(path)!r} is in use by another run: wait until it ends. In one process, "
+        "share it: PrivacyEngine(ledger=other_engine.ledger)."
     )
-
-
-def _add_session(spending: Spending, about: Mapping[str, Any]) -> None:
-    """A run is as private as the least private of its sessions."""
-    facts = together([spending.facts, Spending(spending.run, dict(about)).facts])
-    if facts != Facts():
-        spending.about |= {"adjacency": facts.adjacency, "test_mode": facts.test_mode}
-
-
-def _take(content: Content, line: Mapping[str, Any], chain: str) -> None:
-    """Add one line to the content; ValueError and the like for one that cannot be there."""
-    kind, run = line["kind"], line["run"]
-    if set(line) != _FIELDS[kind] | {"kind"} or not isinstance(run, str):
-        raise ValueError
-    if kind == "open":
-        if line["version"] != _VERSION or not isinstance(line["about"], dict):
-            raise ValueError
-        spending = content.runs.setdefault(run, Spending(run, dict(line["about"])))
-        _add_session(spending, line["about"])
-        content.sessions.add(str(line["session"]))
-        spending.openings += 1
-        return
-    spending = content.runs[run]
-    if kind == "digest":
-        if not isinstance(line["of"], str) or not isinstance(line["hash"], str):
-            raise ValueError
-        content.digests[line["of"]] = line["hash"]
-        spending.noted = True
-        return
-    events = merge(_event(row) for row in line["events"])
-    if kind == "reserve":
-        spending.blocks[chain] = events
-        return
-    # What is given back can only make its block smaller.
-    block = line["block"]
-    reserved = Counter({_key(e): e.count for e in spending.blocks[block]})
-    if any(e.count > reserved[_key(e)] for e in events):
-        raise ValueError
-    spending.blocks[block] = events

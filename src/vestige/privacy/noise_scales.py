@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vestige.checks import is_number, plain
 from vestige.errors import ConfigError
 from vestige.plan import Schedule, needs_steps, tabulate
-from vestige.privacy.accounting import joint_multiplier
+from vestige.privacy.events import Event
 
 GroupNoise = Sequence[float] | Callable[[int], Sequence[float]]
 
@@ -65,6 +65,23 @@ class NoiseScale:
         for sigma in multipliers:
             _check_multiplier("group_noise_multipliers", sigma)
         return cls(joint_multiplier(multipliers), multipliers)
+
+
+def joint_multiplier(group_noise_multipliers: Sequence[float]) -> float:
+    """The multiplier of releasing all groups at once: 1 / sqrt(sum sigma_g^-2).
+
+    One record may reach the clipping norm of every group in the same step, and the groups share
+    one Poisson draw, so the joint release is exactly one subsampled Gaussian with this multiplier
+    (the norm of the whitened difference is sqrt(sum sigma_g^-2)). Zero if any group has no noise.
+    """
+    sigmas = [Event(1.0, sigma).noise_multiplier for sigma in group_noise_multipliers]
+    if not sigmas:
+        raise ConfigError("group_noise_multipliers is empty: give one multiplier per group")
+    smallest = min(sigmas)
+    if smallest == 0 or smallest == math.inf:
+        return smallest
+    # Relative to the smallest, so that no square over- or underflows.
+    return smallest / math.sqrt(math.fsum((smallest / sigma) ** 2 for sigma in sigmas))
 
 
 def _check_multiplier(name: str, value: float) -> None:

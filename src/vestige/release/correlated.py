@@ -14,8 +14,8 @@ Banded. C maps the releases one to one to C s + sigma |c| z. A lot with the reco
 t + b - 1 of that by c_0 g, ..., c_(b-1) g, where g depends on releases before t alone: one Gaussian
 with multiplier sigma, subsampled at the rate at which the lot was drawn. Lots of the record that
 are b or more apart have no row in common and compose as so many events: with cyclic Poisson lots
-(drawing.py) at most one event for every b lots, at rate b times the sampling rate, to be charged
-before the first of them.
+(sampling/lots.py) at most one event for every b lots, at rate b times the sampling rate, to be
+charged before the first of them.
 Tree. Every node is released once, when its last leaf with data is in, with noise of std sigma.
 The estimates (plain and Honaker's), their differences from row to row and the completions are
 functions of noisy nodes, so they cost nothing: a tree is one Gaussian with multiplier

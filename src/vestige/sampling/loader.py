@@ -1,25 +1,17 @@
-"""Poisson lots: every record is in every lot independently with the sampling rate.
+"""The private loader: lots over the user's dataset, in physical batches that the engine knows of.
 
-A lot is drawn in time proportional to the lot: the gaps between the records of a Poisson sample are
-geometric, so the draw jumps from one record to the next. Lots may be empty. The indices of lot t
-are a function of the secret key and t alone, whatever the number of worker processes.
-
-Guarantee: exact Poisson sampling up to 2^-53 in each gap's probability, which is what the
-accountants assume (Abadi et al. 2016; shuffled or fixed-size batches would need other accounting,
-Chua et al. 2024).
+The batches are the same whatever the number of worker processes.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils.data import (
@@ -34,9 +26,10 @@ from torch.utils.data import (
 )
 
 from vestige.errors import ConfigError, PrivacyError, VestigeError
-from vestige.plan import Table, at
+from vestige.plan import Table
 from vestige.sampling.forward_randomness import LotStream, WorkerSeeds, explicit_generators
-from vestige.sampling.streams import LOTS, WORKERS, Randomness
+from vestige.sampling.lots import Drawing, Poisson
+from vestige.sampling.streams import WORKERS, Randomness
 
 
 @dataclass
@@ -54,46 +47,10 @@ class Batch:
     done: bool = False
 
 
-def draw_lot(
-    randomness: Randomness, step: int, size: int, sample_rate: float
-) -> npt.NDArray[np.int64]:
-    """The sorted indices of lot `step`: each of range(size) with probability `sample_rate`."""
-    if sample_rate >= 1:
-        return np.arange(size, dtype=np.int64)
-    expected = size * sample_rate
-    want = int(expected + 6 * math.sqrt(expected) + 16)
-    while True:
-        # A longer draw of the same stream begins with the same numbers.
-        u = randomness.uniforms(LOTS, step, want)
-        gaps = np.minimum(np.floor(np.log(u) / math.log1p(-sample_rate)), 2.0**62 / want)
-        places = np.cumsum(gaps + 1) - 1
-        if places[-1] >= size:
-            return places[places < size].astype(np.int64)
-        want *= 2
-
-
-class Drawing(Protocol):
-    """Decides which records are in which lot, from the secret key and the lot's number alone."""
-
-    def lot(self, number: int) -> npt.NDArray[np.int64]:
-        """The sorted indices of lot `number`."""
-
-
-class Poisson:
-    """Every record is in every lot independently; the rate may follow a table."""
-
-    def __init__(self, randomness: Randomness, size: int, sample_rate: Table) -> None:
-        self._randomness, self._size, self._rate = randomness, size, sample_rate
-
-    def lot(self, number: int) -> npt.NDArray[np.int64]:
-        """The sorted indices of lot `number`."""
-        return draw_lot(self._randomness, number, self._size, at(self._rate, number))
-
-
 class LotSampler(Sampler[list[int]]):
     """Yields the physical batches of an epoch's lots and remembers, in order, what each one is.
 
-    `drawing` draws the lots: Poisson's by default, those of drawing.py otherwise.
+    `drawing` draws the lots: Poisson's by default, others of lots.py otherwise.
     """
 
     def __init__(

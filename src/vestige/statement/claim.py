@@ -20,6 +20,7 @@ from vestige.errors import ConfigError, PrivacyError
 from vestige.methods.catalogue import METHODS, MethodInfo
 from vestige.plan import PrivacyPlan
 from vestige.privacy import accounting
+from vestige.privacy.composition import prepared
 from vestige.privacy.ending import AS_PLANNED, GUARD, OPEN, PLANNED, Ending
 from vestige.privacy.ledger import Event, Ledger, merge
 from vestige.statement import curves
@@ -68,7 +69,7 @@ class Claim:
         self.facts = _public_facts(self.run or {})
         self.end = self.ending or _costliest_end(self.plan, self.events, self.released, self.facts)
         own, limit = [*self.events, *self.end.unmade], self.end.limit
-        self.counted = curves.prepared([*self.earlier, *own])
+        self.counted = prepared([*self.earlier, *own])
         self.curve = curves.epsilon_curve(self.counted, self.delta, self.accountant, limit)
         self.epsilon = self.alone = dict(self.curve)[self.delta]
         if self.earlier and limit is None:

@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 
 from vestige.privacy import accounting, composition
-from vestige.privacy.ledger import Event, merge
+from vestige.privacy.ledger import Event
 
 Point = tuple[float, float]  # (delta, epsilon)
 Limit = tuple[float, float] | None  # (max_epsilon, delta) of a Rényi filter that makes the claim
@@ -34,22 +34,9 @@ _NEAR_ONE = tuple(1 - 0.45 * (1e-4 / 0.45) ** (k / 31) for k in range(32))
 _EPSILONS = 129  # of the same curve, where epsilon is given and delta is read
 
 
-def prepared(events: Sequence[Event]) -> tuple[Event, ...]:
-    """The events as every accountant composes them: merged, and many different ones rounded.
-
-    Asking `accounting.epsilon` about these gives the same answer sooner.
-    """
-    limit = composition._LARGEST_NOISE
-    finite = (event for event in events if event.noise_multiplier < math.inf)
-    merged = merge(Event(e.sample_rate, min(e.noise_multiplier, limit), e.count) for e in finite)
-    if any(event.noise_multiplier < composition._SMALLEST_NOISE for event in merged):
-        return merged
-    return composition._coarsened(merged)
-
-
 def epsilons(events: Sequence[Event], deltas: Sequence[float], accountant: str) -> list[float]:
     """`accounting.epsilon` at each of `deltas`, with one composition for all of them."""
-    events = prepared(events)
+    events = composition.prepared(events)
     rough = "rdp" if accountant == "pld" else accountant
     bounds = [accounting.epsilon(events, delta, rough) for delta in deltas]
     if accountant != "pld" or not any(0 < bound < math.inf for bound in bounds):
@@ -59,7 +46,7 @@ def epsilons(events: Sequence[Event], deltas: Sequence[float], accountant: str) 
         return bounds
     return [
         min(bound, composition.epsilon_of(losses, delta))
-        if bound <= composition._LARGEST_PLD_EPSILON and delta >= composition._SMALLEST_PLD_DELTA
+        if bound <= composition.LARGEST_PLD_EPSILON and delta >= composition.SMALLEST_PLD_DELTA
         else bound
         for delta, bound in zip(deltas, bounds, strict=True)
     ]
@@ -83,14 +70,16 @@ def trade_off(
     if not finite:
         return []
     if limit is None:
-        finite += _more_points(prepared(events), accountant, max(epsilon for _, epsilon in finite))
+        finite += _more_points(
+            composition.prepared(events), accountant, max(epsilon for _, epsilon in finite)
+        )
     return [(alpha, max(_misses(alpha, *point) for point in finite)) for alpha in FALSE_ALARMS]
 
 
 def _more_points(events: tuple[Event, ...], accountant: str, largest: float) -> list[Point]:
     """Points of the same curve at deltas that nobody would claim, down to epsilon 0."""
     losses = None
-    if accountant == "pld" and 0 < largest <= composition._LARGEST_PLD_EPSILON:
+    if accountant == "pld" and 0 < largest <= composition.LARGEST_PLD_EPSILON:
         losses = composition.composed_losses(events)
     if losses is None:
         deltas = (*_LARGE, *_NEAR_ONE)
@@ -101,7 +90,7 @@ def _more_points(events: tuple[Event, ...], accountant: str, largest: float) -> 
     # Reading many deltas at once is cheap; each epsilon for a delta is a pass over all losses.
     wanted = [largest * k / (_EPSILONS - 1) for k in range(_EPSILONS)]
     with np.errstate(all="ignore"):
-        read = np.asarray(losses.get_delta_for_epsilon(wanted)) + composition._FFT_NOISE
+        read = np.asarray(losses.get_delta_for_epsilon(wanted)) + composition.FFT_NOISE
     return [(float(d), e) for d, e in zip(read, wanted, strict=True) if 0 < d < 1]
 
 
@@ -139,7 +128,7 @@ def of_several_records(
     events: Sequence[Event], delta: float, limit: Limit = None
 ) -> dict[int, float]:
     """Epsilon at `delta` for several records at once; infinity where the Rényi curve has none."""
-    events = prepared(events)
+    events = composition.prepared(events)
 
     def one_record(at: float) -> float:
         if limit is not None:

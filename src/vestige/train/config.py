@@ -14,7 +14,7 @@ from typing import Any
 
 from vestige.checks import as_json, check_count, is_number, plain
 from vestige.errors import ConfigError
-from vestige.gradients.clip_forms import Clipping
+from vestige.gradients.clipping import Clipping
 from vestige.methods import resolve
 from vestige.plan import lots_per_epoch
 from vestige.privacy import accounting

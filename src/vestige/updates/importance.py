@@ -26,7 +26,7 @@ from vestige.errors import ConfigError
 from vestige.gradients.clipping import Clip
 from vestige.release.door import Release
 from vestige.release.part import Gradient, Part
-from vestige.sampling.loader import draw_lot
+from vestige.sampling.lots import draw_lot
 from vestige.sampling.streams import ACCEPT, Randomness
 
 

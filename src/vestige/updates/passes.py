@@ -16,7 +16,7 @@ from typing import Any
 
 from vestige.errors import PrivacyError
 from vestige.gradients import Capture
-from vestige.gradients.capture import exact
+from vestige.gradients.backward import exact
 from vestige.gradients.per_row import Expanded, own_ascent
 from vestige.release.door import Release
 from vestige.updates.ascent import Ascent

@@ -14,7 +14,7 @@ from vestige.engine.ending import ending, stopped
 from vestige.methods import METHODS
 from vestige.privacy import accounting
 from vestige.privacy.accounting import computed_every, epsilon_on_the_way
-from vestige.privacy.composition import _orders, _rdp, filter_epsilon, filter_share
+from vestige.privacy.composition import filter_epsilon, filter_share, renyi, renyi_orders
 from vestige.privacy.ending import Ending
 from vestige.privacy.ledger import Event, Ledger
 from vestige.train import training
@@ -157,7 +157,7 @@ def test_what_a_filter_lets_through_has_an_epsilon_at_every_delta():
                 bound = filter_epsilon(budget, DELTA, delta)
                 assert accounting.epsilon(events, delta, "rdp") <= bound * (1 + 1e-9)
     # And it is the conversion of one order, nothing more favourable.
-    moments, orders = _rdp((Event(1.0, 5.0),)), _orders()
+    moments, orders = renyi((Event(1.0, 5.0),)), renyi_orders()
     budgets = [
         moment + math.log1p(-1 / order) - (math.log(DELTA) + math.log(order)) / (order - 1)
         for moment, order in zip(moments, orders, strict=True)
@@ -213,7 +213,7 @@ def test_a_run_of_many_epochs_shows_the_next_computed_point(tmp_path, monkeypatc
         return original(events)
 
     monkeypatch.setattr(composition, "composed_losses", counting)
-    composition._cached_epsilon.cache_clear()
+    composition.cached_epsilon.cache_clear()
     result, shown = trained(tmp_path, epochs=100)
     assert len(composed) <= 33
     monkeypatch.undo()

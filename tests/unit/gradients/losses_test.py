@@ -3,101 +3,30 @@
 from __future__ import annotations
 
 import functools
-import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, TensorDataset
 
-import vestige
-from vestige import ConfigError, PrivacyEngine, PrivacyError
-from vestige.engine.validation import check_criterion
+from tests.support.loss_runs import (
+    BOUND,
+    LENGTH,
+    NO_NOISE,
+    ROWS,
+    WEIGHTS,
+    WORDS,
+    Temperature,
+    Tokens,
+    by_position,
+    clipped_sum,
+    data,
+    first,
+    flat,
+    masked,
+    ratio,
+)
+from vestige import PrivacyError
 from vestige.gradients import losses
-
-ROWS, LENGTH, WORDS = 16, 16, 7  # as many positions as rows: no shape tells them apart
-NO_NOISE = "no noise: nothing is private, epsilon is infinite"
-BOUND = 2.0  # between the gradients of short records in a whole batch and alone
-
-
-class Tokens(nn.Module):
-    """Scores (rows, positions, words); with labels the loss, too, as Hugging Face models do."""
-
-    def __init__(self, own_loss=None):
-        super().__init__()
-        self.embed, self.out = nn.Embedding(WORDS, 8), nn.Linear(8, WORDS)
-        self.own_loss = own_loss
-
-    def forward(self, tokens, labels=None):
-        scores = self.out(self.embed(tokens))
-        if labels is None:
-            return scores
-        return {"loss": self.own_loss(scores, labels), "logits": scores}
-
-
-def data(ignored=True):
-    """One long record, all others with one target each. All are alike, so that their gradients
-    add up: a weight that one record moves shows in all others at once."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, WORDS, (1, LENGTH), generator=generator).repeat(ROWS, 1)
-    labels = torch.randint(0, WORDS, (1, LENGTH), generator=generator).repeat(ROWS, 1)
-    if ignored:
-        labels[1:, 1:] = -100
-    return tokens, labels
-
-
-def clipped_sum(records, loss, model=None, reduction="mean", bound=BOUND, **options):
-    """The clipped sum of all records in one lot, without noise, and the engine."""
-    torch.manual_seed(1)
-    model = (model or Tokens)()
-    engine = PrivacyEngine(accountant="rdp")
-    dataset = records if isinstance(records, list) else TensorDataset(*records)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the self-check was skipped")
-        model, optimizer, loader = engine.make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-            data_loader=DataLoader(dataset, batch_size=ROWS, collate_fn=options.pop("pad", None)),
-            noise_multiplier=0.0,
-            max_grad_norm=bound,
-            sample_rate=1.0,
-            dataset_size=ROWS,
-            loss_reduction=reduction,
-            clipping="flat",
-            **options,
-        )
-        for batch in loader:
-            value = loss(model, *batch)
-            engine.backward(value) if value.ndim else value.backward()
-            optimizer.step()
-            break
-    gradient = torch.cat([p.grad.flatten().double() for p in model.parameters()])
-    return gradient * ROWS, engine
-
-
-def ratio(records, loss, drop=0, **options):
-    """|q(D) - q(D without a record)| / C."""
-    fewer = tuple(t[[i for i in range(len(t)) if i != drop]] for t in records)
-    whole, part = (clipped_sum(some, loss, **options)[0] for some in (records, fewer))
-    return float((whole - part).norm()) / options.get("bound", BOUND)
-
-
-def flat(scores, labels, **options):
-    return F.cross_entropy(scores.flatten(0, 1), labels.flatten(), **options)
-
-
-def by_position(scores, labels):
-    return F.cross_entropy(scores.transpose(1, 2), labels, reduction="none")
-
-
-def masked(scores, labels):
-    """A mean by hand over what is not ignored."""
-    return by_position(scores, labels).sum() / (labels != -100).sum()
-
-
-# -- losses that keep the bound -------------------------------------------------------------
 
 MEANS = {
     "a mean over all targets": flat,
@@ -158,11 +87,6 @@ def test_where_nothing_is_ignored_nothing_changes():
         data(ignored=False), lambda m, x, y: by_position(m(x), y).mean(1), bound=1.0
     )
     assert torch.allclose(plain, by_hand, rtol=1e-4, atol=1e-5)
-
-
-def first(m, x):
-    """Scores (rows, words)."""
-    return m(x)[:, 0]
 
 
 ACCEPTED = {
@@ -234,20 +158,8 @@ def test_losses_of_rows_by_themselves_are_accepted(name):
     assert not any("loss" in caveat or "PadTo" in caveat for caveat in engine.caveats())
 
 
-# -- losses in which rows meet --------------------------------------------------------------
-
-
-class Temperature(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.log = nn.Parameter(torch.zeros(()))
-
-    def forward(self, scores, y):
-        return F.cross_entropy(scores * self.log.exp(), y)
-
-
-WEIGHTS = torch.tensor([1.0, 1000.0] + [1.0] * (WORDS - 2))
 HALF = torch.tensor(0.5)
+
 MEETING = {
     "class-weighted": lambda s, y: F.cross_entropy(s[:, 0], y[:, 0], weight=WEIGHTS),
     "weights for 7 classes": lambda s, y: F.nll_loss(
@@ -356,245 +268,9 @@ def test_a_mean_that_is_declared_as_a_sum_is_refused():
         assert ratio(data(), loss, reduction="sum") <= 1 + 1e-6
 
 
-def test_the_trainers_count_of_tokens_is_refused():
-    class Counts(Tokens):
-        def forward(self, tokens, num_items_in_batch=None):
-            return super().forward(tokens)
-
-    with pytest.raises(PrivacyError, match="num_items_in_batch"):
-        clipped_sum(
-            data(), lambda m, x, y: flat(m(x, num_items_in_batch=9), y), model=lambda: Counts()
-        )
-
-
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_lots_of_two_rows_and_of_one_agree(name):
     """Shapes of one or two say the least; what is understood must not depend on that."""
     records = tuple(t[:2] for t in data(ignored=name != "rows in a loop"))
     for drop in (0, 1):
         assert ratio(records, ACCEPTED[name], drop, bound=2.0) <= 1 + 1e-4
-
-
-def test_a_refused_loss_leaves_the_batch_for_a_better_one():
-    tokens, labels = data()
-    model = Tokens()
-    engine = PrivacyEngine(accountant="rdp")
-    model, optimizer, loader = engine.make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data_loader=DataLoader(TensorDataset(tokens, labels), batch_size=ROWS),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        sample_rate=1.0,
-    )
-    x, y = next(iter(loader))
-    values = by_position(model(x), y)
-    with pytest.raises(PrivacyError, match="applies Log"):
-        values.mean().log().backward()
-    engine.backward(values.mean(1))
-    optimizer.step()
-    assert engine.released == 1 and engine.ledger.steps == 1
-    assert not torch.overrides._get_current_function_mode_stack()
-
-
-def test_a_loss_that_cannot_be_read_is_a_caveat():
-    class Unknown(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, scores):
-            ctx.shape, ctx.name, ctx.variable = scores.shape, "mine", None
-            return scores.mean()
-
-        @staticmethod
-        def backward(ctx, g):
-            return g.expand(ctx.shape) / ctx.shape.numel()
-
-    for loss in (
-        lambda m, x, y: Unknown.apply(m(x)),
-        lambda m, x, y: F.cross_entropy(first(m, x), y[:, 0]).add(Unknown.apply(m(x))),
-    ):
-        _, engine = clipped_sum(data(), loss)
-        assert any("could not be read" in caveat for caveat in engine.caveats())
-        stated = engine.statement(1e-5)
-        assert any("could not be read" in caveat for caveat in stated["caveats"])
-
-
-# -- the watch itself -----------------------------------------------------------------------
-
-
-def test_blocks_of_the_loop_close_as_if_nobody_watched():
-    """A mode that is open around the model alone, and torch.device, which insists on the bottom."""
-
-    class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            return func(*args, **(kwargs or {}))
-
-    def loss(m, x, y):
-        with Mode(), torch.device("cpu"):
-            scores = m(x)
-        with torch.device("cpu"):
-            return F.cross_entropy(scores[:, 0], y[:, 0], weight=WEIGHTS)
-
-    with pytest.raises(PrivacyError, match="class-weighted"):
-        clipped_sum(data(), loss)
-    plain, _ = clipped_sum(data(), ACCEPTED["cross_entropy"])
-    assert plain.norm() > 0
-    assert not torch.overrides._get_current_function_mode_stack()
-
-
-def test_losses_of_two_engines_are_told_apart():
-    """Each engine reads the loss of its own model, also while both have a batch in hand."""
-    tokens, labels = data()
-    made = []
-    for rows in (ROWS, ROWS // 2):
-        model, engine = Tokens(), PrivacyEngine(accountant="rdp")
-        made.append((engine, *engine.make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=DataLoader(TensorDataset(tokens[:rows], labels[:rows]), batch_size=rows),
-            noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=1.0,
-        )))  # fmt: skip
-    batches = [next(iter(loader)) for _, _, _, loader in made]
-    both = [flat(m(x), y) for (_, m, _, _), (x, y) in zip(made, batches, strict=True)]
-    for loss in both:
-        loss.backward()
-    for engine, _, optimizer, _ in made:
-        optimizer.step()
-        assert engine.released == 1
-        assert not any("read" in caveat for caveat in engine.caveats())
-    assert not torch.overrides._get_current_function_mode_stack()
-
-
-# -- criterions that are handed over --------------------------------------------------------
-
-
-class Wrapped(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = nn.ModuleDict({"loss": inner})
-
-    def forward(self, scores, y):
-        return self.inner["loss"](scores, y)
-
-
-def closure(inner):
-    return lambda scores, y: inner(scores, y)
-
-
-CRITERIONS = {
-    "wrapped": (Wrapped(nn.CrossEntropyLoss(weight=WEIGHTS)), "class weights"),
-    "twice": (Wrapped(Wrapped(nn.NLLLoss(weight=WEIGHTS))), "class weights"),
-    "ignored": (Wrapped(nn.CrossEntropyLoss(ignore_index=0)), "ignore_index=0"),
-    "partial": (functools.partial(F.cross_entropy, weight=WEIGHTS), "class weights"),
-    "partial, ignored": (functools.partial(F.nll_loss, ignore_index=0), "ignore_index=0"),
-    "closure": (closure(nn.CrossEntropyLoss(weight=WEIGHTS)), "class weights"),
-    "method": (Wrapped(nn.CrossEntropyLoss(weight=WEIGHTS)).forward, "class weights"),
-    "trained": (Temperature(), "trains parameters of its own"),
-    "trained inside": (Wrapped(Temperature()), "trains parameters of its own"),
-    "trained tensor": (closure(functools.partial(torch.mul, torch.ones(3, requires_grad=True))),
-                       "trains a tensor"),
-    "adaptive": (nn.AdaptiveLogSoftmaxWithLoss(8, 20, [4]), "trains parameters of its own"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CRITERIONS)
-def test_a_criterion_is_walked_to_its_parts(name):
-    criterion, said = CRITERIONS[name]
-    with pytest.raises(ConfigError, match=said):
-        clipped_sum(data(), ACCEPTED["cross_entropy"], criterion=criterion)
-
-
-def test_harmless_criterions_pass():
-    model = Tokens()
-    for criterion in (
-        Wrapped(nn.CrossEntropyLoss()),
-        Wrapped(nn.CrossEntropyLoss(weight=WEIGHTS, reduction="none")),
-        nn.BCEWithLogitsLoss(pos_weight=torch.ones(3)),
-        functools.partial(F.cross_entropy, label_smoothing=0.1),
-        Temperature().requires_grad_(False),
-        closure(model),
-    ):
-        check_criterion(criterion, "mean", model)
-
-
-# -- padding --------------------------------------------------------------------------------
-
-
-class Pooled(nn.Module):
-    """A mean over the padded length, as in many text classifiers."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.out = nn.Embedding(WORDS, 8, padding_idx=0), nn.Linear(8, 3)
-
-    def forward(self, tokens):
-        return self.out(self.embed(tokens).mean(1))
-
-
-def texts():
-    """One long text and many short ones, with a class each."""
-    generator = torch.Generator().manual_seed(2)
-    lengths = [60] + [3 + i % 3 for i in range(ROWS)]
-    return [
-        (torch.randint(1, WORDS, (n,), generator=generator), i % 3) for i, n in enumerate(lengths)
-    ]
-
-
-def to_the_longest(rows):
-    return pad_sequence([r for r, _ in rows], batch_first=True), torch.tensor([k for _, k in rows])
-
-
-def class_losses(m, x, y):
-    return 100 * F.cross_entropy(m(x), y, reduction="none")
-
-
-def test_padding_to_a_public_length_keeps_the_bound():
-    """The same records, padded to the longest of the lot, move all others."""
-
-    def moved(pad):
-        whole, _ = clipped_sum(texts(), class_losses, model=Pooled, pad=pad, bound=1.0)
-        part, _ = clipped_sum(texts()[1:], class_losses, model=Pooled, pad=pad, bound=1.0)
-        return float((whole - part).norm())
-
-    assert moved(vestige.PadTo({0: 64})) <= 1 + 1e-6
-    assert moved(to_the_longest) > 1.5
-
-
-def test_shapes_that_follow_the_lot_are_a_caveat_and_in_the_statement():
-    for pad, padded in ((to_the_longest, True), (vestige.PadTo({0: 64}), False)):
-        model = Pooled()
-        engine = PrivacyEngine(accountant="rdp", noise_seed=3)
-        model, optimizer, loader = engine.make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=DataLoader(texts(), batch_size=4, collate_fn=pad),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            max_physical_batch_size=3,
-        )
-        for x, y in loader:
-            engine.backward(class_losses(model, x, y))
-            optimizer.step()
-        assert any("PadTo" in caveat for caveat in engine.caveats()) == padded
-        stated = engine.statement(1e-5)["caveats"]
-        assert any("padded to the longest" in caveat for caveat in stated) == padded
-
-
-def test_pad_to_fills_cuts_and_refuses():
-    rows = [
-        {"ids": torch.tensor([1, 2, 3]), "labels": [4, 5], "kind": 1},
-        {"ids": torch.tensor([6]), "labels": [7], "kind": 0},
-    ]
-    pad = vestige.PadTo({"ids": 3, "labels": 4}, value={"labels": -100})
-    batch = pad(rows)
-    assert batch["ids"].tolist() == [[1, 2, 3], [6, 0, 0]]
-    assert batch["labels"].tolist() == [[4, 5, -100, -100], [7, -100, -100, -100]]
-    assert batch["kind"].tolist() == [1, 0]
-    images = vestige.PadTo(3, value=-1)([torch.ones(2, 2), torch.ones(3, 2)])
-    assert images[0].tolist() == [[1, 1], [1, 1], [-1, -1]]
-    with pytest.raises(ConfigError, match="more than the 2 positions of PadTo in field 'ids'"):
-        vestige.PadTo({"ids": 2})(rows)
-    cut = vestige.PadTo({"ids": 2, "labels": 2}, truncate=True)(rows)
-    assert cut["ids"].tolist() == [[1, 2], [6, 0]]
-    for length in (0, -1, 2.5, True, {"ids": 0}):
-        with pytest.raises(ConfigError, match="whole number above 0"):
-            vestige.PadTo(length)

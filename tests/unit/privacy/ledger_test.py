@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import vestige.privacy.accounting
 import vestige.privacy.ledger
 from vestige.errors import ConfigError, PrivacyError
-from vestige.privacy.ledger import Event, Ledger, merge
+from vestige.privacy.ledger import Event, Ledger
 
 charges = st.lists(
     st.tuples(st.sampled_from([0.01, 0.5, 1.0]), st.sampled_from([0.0, 1.0, 1.5, math.inf])),
@@ -147,28 +147,6 @@ def test_a_bad_noise_multiplier_is_refused_and_not_charged(noise_multiplier: flo
     with pytest.raises(ConfigError, match="noise_multiplier"):
         ledger.charge(0.1, noise_multiplier)
     assert ledger.steps == 0
-
-
-@pytest.mark.parametrize("count", [0, -1, 1.0, True, None])
-def test_a_bad_count_is_refused(count: int) -> None:
-    with pytest.raises(ConfigError, match="count"):
-        Event(0.1, 1.0, count)
-
-
-def test_the_ends_of_the_ranges_are_allowed() -> None:
-    assert Event(1, 0).noise_multiplier == 0.0
-    assert Event(1.0, math.inf).noise_multiplier == math.inf
-
-
-def test_events_are_frozen() -> None:
-    with pytest.raises(AttributeError):
-        Event(0.1, 1.0).count = 2  # type: ignore[misc]
-
-
-def test_merge_sorts_and_adds() -> None:
-    events = [Event(0.2, 1.0, 3), Event(0.1, 2.0), Event(0.2, 1.0, 4), Event(0.1, 1.0)]
-    assert merge(events) == (Event(0.1, 1.0), Event(0.1, 2.0), Event(0.2, 1.0, 7))
-    assert merge([]) == ()
 
 
 @pytest.mark.parametrize("module", [vestige.privacy.ledger, vestige.privacy.accounting])

@@ -19,33 +19,23 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from scipy.linalg import block_diag, toeplitz
-from torch.utils.data import DataLoader, TensorDataset
+from scipy.linalg import block_diag
 
+from tests.support.dense_noise import ORDERS_AND_BANDS, dense
 from vestige.errors import ConfigError
 from vestige.privacy.factorisation import (
     coefficients,
-    inverse_response,
-    marginal_variances,
     norm,
     tree_sensitivity,
 )
 from vestige.release.correlated import Banded, Tree
-from vestige.sampling.loader import LotSampler, Poisson, PrivateLoader, draw_lot
-from vestige.sampling.orders import GROUPS, ORDER, CyclicPoisson, FixedOrder
+from vestige.sampling.lots import GROUPS, ORDER, CyclicPoisson, FixedOrder
 from vestige.sampling.streams import BLOCK, LOTS, NOISE, Randomness
 
 FALSE_ALARM = 1e-7
-ORDERS_AND_BANDS = [(0.5, 1), (0.3, 2), (0.5, 8), (0.65, 3), (0.8, 16), (1.0, 4), (0.9, 40)]
+
+
 LENGTHS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 21]
-
-
-def dense(order, bands, steps):
-    """C itself, from the binomial series and not from the recursion."""
-    series = [math.gamma(k + order) / (math.gamma(order) * math.factorial(k)) for k in range(bands)]
-    column = np.zeros(steps)
-    column[: min(bands, steps)] = series[:steps]
-    return toeplitz(column, np.zeros(steps))
 
 
 def vector(index, size):
@@ -107,25 +97,6 @@ def matrix(make, steps, draws, first=0):
     return made[:, : len(units.indices)], units.indices
 
 
-# -- coefficients and sensitivities ---------------------------------------------------------
-
-
-@pytest.mark.parametrize(("order", "bands"), ORDERS_AND_BANDS)
-def test_coefficients_inverse_and_variances_are_those_of_the_dense_matrix(order, bands):
-    c, exact = coefficients(order, bands), dense(order, bands, 40)
-    assert np.allclose(c, exact[:bands, 0], rtol=1e-13, atol=0)
-    assert norm(c) == pytest.approx(np.linalg.norm(exact[:, 0]), rel=1e-14)
-    inverse = np.linalg.inv(exact)
-    np.testing.assert_allclose(inverse_response(c, 40), inverse[:, 0], atol=1e-12)
-    np.testing.assert_allclose(marginal_variances(c, 40), (inverse**2).sum(1), rtol=1e-12)
-
-
-@pytest.mark.parametrize("order", [0, -0.5, 1.01, math.nan, math.inf, True, "half", None])
-def test_an_order_outside_0_to_1_is_refused(order):
-    with pytest.raises(ConfigError, match="order="):
-        coefficients(order, 4)
-
-
 @pytest.mark.parametrize("count", [0, -1, 2.0, True, None])
 def test_counts_must_be_counts(count):
     for call in (
@@ -138,83 +109,6 @@ def test_counts_must_be_counts(count):
     ):
         with pytest.raises(ConfigError, match=r"must be a whole number of at least 1"):
             call()
-
-
-def brute_sensitivity(steps, period):
-    leaves = 1
-    while leaves < steps:
-        leaves *= 2
-    worst = 0
-    for first in range(period):
-        lots = set(range(first, steps, period))
-        total, width = 0, 1
-        while width <= leaves:
-            for start in range(0, leaves, width):
-                total += len(lots & set(range(start, start + width))) ** 2
-            width *= 2
-        worst = max(worst, total)
-    return worst
-
-
-def test_tree_sensitivity_against_brute_force():
-    for steps in range(1, 36):
-        for period in range(1, 38):
-            assert tree_sensitivity(steps, period) == brute_sensitivity(steps, period)
-
-
-def test_tree_sensitivity_of_one_participation_is_the_number_of_levels():
-    for steps in [*range(1, 1100), 2**20 - 1, 2**20, 2**20 + 1]:
-        levels = (steps - 1).bit_length() + 1
-        assert tree_sensitivity(steps, steps) == levels
-        assert tree_sensitivity(steps, 10 * steps + 1) == levels
-
-
-def test_tree_sensitivity_of_a_long_run():
-    """All lots: every node of height h has 2^h of the record's leaves. Few lots: levels apart."""
-    assert tree_sensitivity(2**20, 1) == sum(2 ** (20 - h) * 4**h for h in range(21))
-    # 2^10 lots, 2^10 apart, each alone in the nodes of heights 0 to 10, then together.
-    assert tree_sensitivity(2**20, 2**10) == 2**10 * 10 + sum(
-        2 ** (10 - h) * 4**h for h in range(11)
-    )
-
-
-def spaced(steps, apart):
-    """Every set of lots that are at least `apart` apart."""
-    if steps <= 0:
-        return [()]
-    without = spaced(steps - 1, apart)
-    return without + [(*rest, steps - 1) for rest in spaced(steps - apart, apart)]
-
-
-@pytest.mark.parametrize(("order", "bands"), [(0.5, 3), (0.8, 4), (1.0, 2), (0.3, 5)])
-def test_the_sensitivity_of_spaced_lots_is_the_root_of_their_number(order, bands):
-    """Section 19: parts of one record are orthogonal, and k of them move C G by sqrt(k) |c|."""
-    steps = 14
-    c = norm(coefficients(order, bands))
-    whole = dense(order, bands, steps)
-    generator = np.random.default_rng(1)
-    worst = {}
-    for lots in spaced(steps, bands):
-        gram = whole[:, lots].T @ whole[:, lots]
-        assert np.array_equal(gram, np.diag(np.diag(gram)))
-        gradients = generator.standard_normal((len(lots), 3))
-        gradients /= np.linalg.norm(gradients, axis=1, keepdims=True) + 1e-300
-        moved = np.linalg.norm(whole[:, lots] @ gradients)
-        assert moved <= math.sqrt(len(lots)) * c * (1 + 1e-12)
-        worst[len(lots)] = max(worst.get(len(lots), 0), moved)
-    assert max(worst) == -(-steps // bands)
-    for lots, moved in worst.items():
-        cut_off = (lots - 1) * bands + bands > steps
-        assert cut_off or moved == pytest.approx(math.sqrt(lots) * c, rel=1e-12)
-
-
-def test_lots_that_are_nearer_than_the_bands_cost_more():
-    whole, c = dense(0.5, 4, 12), norm(coefficients(0.5, 4))
-    near = whole[:, [0, 3]].sum(1)
-    assert np.linalg.norm(near) > math.sqrt(2) * c * 1.01
-
-
-# -- banded noise ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("order", "bands"), ORDERS_AND_BANDS)
@@ -352,9 +246,6 @@ def test_the_empirical_covariance_of_secret_noise(make):
     wrong = exact.copy()
     wrong[3, 2] = wrong[2, 3] = exact[3, 2] + 0.05
     assert whitened(samples, wrong).min() < 1e-9
-
-
-# -- trees ----------------------------------------------------------------------------------
 
 
 def node_index(start, length, height, position):
@@ -498,8 +389,6 @@ def test_a_tree_needs_few_draws_and_few_vectors():
     assert len(fresh.asked) == 3000 + 2
 
 
-# -- interruptions and secrecy --------------------------------------------------------------
-
 PROCESSES = {
     "banded": lambda f: banded(0.8, 4, f),
     "white": lambda f: banded(0.8, 1, f),
@@ -558,152 +447,6 @@ def test_noise_cannot_be_saved_or_copied(name):
         with pytest.raises(TypeError, match="secret"):
             save(process)
     assert not any(str(float(x)) in repr(process) for x in process.at(3))
-
-
-# -- cyclic Poisson lots --------------------------------------------------------------------
-
-
-def presence(drawing, size, lots):
-    """(lots, size) booleans: who was in which lot."""
-    present = np.zeros((lots, size), dtype=bool)
-    for t in range(lots):
-        present[t, drawing.lot(t)] = True
-    return present
-
-
-def is_binomial(count, trials, probability, tests):
-    return stats.binomtest(int(count), trials, probability).pvalue > FALSE_ALARM / tests
-
-
-@pytest.mark.parametrize(("bands", "rate"), [(1, 0.2), (3, 0.1), (5, 0.2), (8, 0.01)])
-def test_a_record_is_in_the_lots_of_its_group_only(bands, rate):
-    present = presence(CyclicPoisson(Randomness(), 200, rate, bands), 200, 400)
-    groups = set()
-    for record in range(200):
-        lots = np.flatnonzero(present[:, record])
-        assert len(set(lots % bands)) <= 1
-        assert (np.diff(lots) >= bands).all()
-        groups.update(lots % bands)
-    assert groups == set(range(bands))
-
-
-@pytest.mark.parametrize(("bands", "rate"), [(2, 0.3), (3, 1 / 3), (5, 0.02)])
-def test_cyclic_lots_have_the_right_rate(bands, rate):
-    size, lots = 60, 200 * bands
-    drawing = CyclicPoisson(Randomness(), size, rate, bands)
-    assert drawing.rate == pytest.approx(bands * rate, rel=1e-15)
-    present = presence(drawing, size, lots)
-    for count in present.sum(0):
-        assert is_binomial(count, lots // bands, drawing.rate, size)
-    # Whether a record is in one turn of its group says nothing about the next, or about another.
-    turns = present.reshape(-1, bands, size).any(1)
-    if drawing.rate < 1:
-        again = (turns[0::2] & turns[1::2]).sum()
-        assert is_binomial(again, turns[0::2].size, drawing.rate**2, 2)
-        pairs = (turns[:, 0::2] & turns[:, 1::2]).sum()
-        assert is_binomial(pairs, turns[:, 0::2].size, drawing.rate**2, 2)
-
-
-def groups_of(size, bands, seed=None):
-    """Rate 1 / bands: each record is in every lot of its group, and the first cycle shows it."""
-    return presence(CyclicPoisson(Randomness(seed), size, 1 / bands, bands), size, bands).argmax(0)
-
-
-def test_groups_are_uniform_and_independent():
-    groups = groups_of(60_000, 6)
-    pairs = 6 * groups[0::2] + groups[1::2]
-    assert stats.chisquare(np.bincount(groups, minlength=6)).pvalue > FALSE_ALARM / 2
-    assert stats.chisquare(np.bincount(pairs, minlength=36)).pvalue > FALSE_ALARM / 2
-    # An equal split would not be independent: sizes of groups must vary.
-    sizes = [np.bincount(groups_of(40, 2), minlength=2)[0] for _ in range(200)]
-    assert len(set(sizes)) > 3
-
-
-def test_a_record_less_changes_nothing_for_the_others():
-    assert np.array_equal(groups_of(500, 7, seed=3)[:499], groups_of(499, 7, seed=3))
-    larger, smaller = (CyclicPoisson(Randomness(3), size, 0.05, 4) for size in (500, 499))
-    for t in range(100):
-        lot = larger.lot(t)
-        assert np.array_equal(lot[lot < 499], smaller.lot(t))
-        assert (np.diff(lot) > 0).all() and lot.dtype == np.int64
-
-
-def test_one_band_is_poisson_sampling():
-    cyclic, plain = CyclicPoisson(Randomness(3), 300, 0.1, 1), Poisson(Randomness(3), 300, 0.1)
-    for t in range(30):
-        assert np.array_equal(cyclic.lot(t), plain.lot(t))
-        assert np.array_equal(plain.lot(t), draw_lot(Randomness(3), t, 300, 0.1))
-
-
-def test_poisson_follows_its_table():
-    drawing = Poisson(Randomness(3), 300, (1.0, 1e-300, 0.1))
-    assert [len(drawing.lot(t)) for t in (0, 1)] == [300, 0]
-    assert np.array_equal(drawing.lot(9), draw_lot(Randomness(3), 9, 300, 0.1))
-
-
-def test_too_many_bands_are_refused():
-    with pytest.raises(ConfigError, match=r"bands=6 .* 0.2 is 1.2, above 1.*\(at most 5\).*lot"):
-        CyclicPoisson(Randomness(1), 100, 0.2, 6)
-    assert CyclicPoisson(Randomness(1), 100, 0.2 * (1 + 1e-14), 5).rate == 1  # but for rounding
-    with pytest.raises(ConfigError, match="above 1"):
-        CyclicPoisson(Randomness(1), 100, 0.2 * (1 + 1e-9), 5)
-    for rate in (0.0, -0.1, 1.5, math.nan):
-        with pytest.raises(ConfigError, match="sample_rate"):
-            CyclicPoisson(Randomness(1), 100, rate, 1)
-
-
-def test_groups_without_records():
-    drawing = CyclicPoisson(Randomness(1), 1, 0.25, 4)
-    assert sorted(len(drawing.lot(t)) for t in range(4)) == [0, 0, 0, 1]
-
-
-# -- the fixed order ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("size", "batch"), [(60, 12), (61, 12), (5, 9), (7, 1)])
-def test_every_record_once_per_epoch_in_the_same_lots(size, batch):
-    drawing = FixedOrder(Randomness(), size, batch)
-    period = -(-size // batch)
-    assert drawing.period == period
-    epoch = [drawing.lot(k).tolist() for k in range(period)]
-    assert sorted(itertools.chain(*epoch)) == list(range(size))
-    assert all(len(lot) == batch for lot in epoch[:-1])
-    for k in range(4 * period):
-        assert drawing.lot(k).tolist() == epoch[k % period]
-
-
-def test_the_order_is_random_and_secret():
-    def order(seed):
-        drawing = FixedOrder(Randomness(seed), 2000, 1)
-        return [int(drawing.lot(k)[0]) for k in range(2000)]
-
-    assert order(1) == order(1)
-    orders = [order(1), order(2), order(None), order(None)]
-    assert len({tuple(o) for o in orders}) == 4
-    # Neither sorted nor the same up to a shift: ranks in two orders are uncorrelated.
-    for a, b in itertools.combinations([*orders, list(range(2000))], 2):
-        assert stats.pearsonr(a, b).pvalue > FALSE_ALARM / 10
-
-
-# -- through the loader ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("physical", [None, 3])
-@pytest.mark.parametrize(
-    "drawing",
-    [CyclicPoisson(Randomness(5), 40, 0.1, 4), FixedOrder(Randomness(5), 40, 7)],
-    ids=["cyclic", "fixed"],
-)
-def test_the_loader_hands_out_the_lots_of_the_drawing(drawing, physical):
-    sampler = LotSampler(Randomness(5), 40, 0.1, 6, physical, drawing=drawing)
-    handed = []
-    data = DataLoader(TensorDataset(torch.arange(40)), batch_size=4)
-    loader = PrivateLoader(data, sampler, handed.append)
-    lots = [[] for _ in range(12)]
-    for _ in range(2):
-        for (rows,) in loader:
-            lots[handed[-1].lot] += [] if handed[-1].empty else rows.tolist()
-    assert lots == [drawing.lot(t).tolist() for t in range(12)]
 
 
 def test_groups_order_lots_and_noise_have_streams_of_their_own():

@@ -29,9 +29,11 @@ from vestige.privacy.noise_scales import NoiseScale
 from vestige.release.door import Branch, ClippedSum, Door, Release, recalled
 from vestige.release.observer import Observer
 from vestige.sampling import streams as randomness
-from vestige.sampling.streams import LOTS, NOISE, Randomness
+from vestige.sampling.streams import Randomness
 
 FALSE_ALARM = 1e-8
+
+
 SIGMA, C = 1.3, 0.7
 
 
@@ -171,9 +173,6 @@ def test_a_wrong_distribution_is_rejected():
     assert not is_noise(rng.normal(size=4000) + 0.2, 1.0)
 
 
-# -- the types ------------------------------------------------------------------------------
-
-
 def door_of(groups, noise, ledger=None):
     return Door(groups, noise, Randomness(), Ledger() if ledger is None else ledger)
 
@@ -302,15 +301,6 @@ def test_a_clipped_sum_cannot_be_saved_copied_or_printed():
     assert not hasattr(private, "__dict__")
 
 
-def test_the_streams_cannot_be_saved():
-    for way in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match="secret"):
-            way(Randomness(3))
-
-
-# -- charging -------------------------------------------------------------------------------
-
-
 def test_the_ledger_is_charged_before_the_noise_is_drawn(groups, monkeypatch):
     ledger = Ledger()
     door = door_of(groups, NoiseScale.shared(1.5), ledger=ledger)
@@ -432,96 +422,3 @@ def test_group_multipliers_are_charged_jointly():
             NoiseScale.shared(bad)
         with pytest.raises(ConfigError, match="positive finite"):
             NoiseScale.by_group([1.0, bad], ["a", "b"])
-
-
-# -- seeds and streams ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_noise_seed_repeats_every_step_bit_for_bit(dtype, secure):
-    def draw(seed, step):
-        return normals(Randomness(seed, secure), step, 1001, dtype)
-
-    for step in (0, 1, 1000):
-        assert torch.equal(draw(7, step), draw(7, step))
-        assert not torch.equal(draw(7, step), draw(8, step))
-    assert not torch.equal(draw(None, 0), draw(None, 0))
-
-
-@pytest.mark.parametrize("seed", [None, 7])
-def test_steps_draw_independent_noise(seed):
-    """Correlations between eight steps, 28 pairs of 10^5 numbers, none beyond 7 standard errors."""
-    source, n = Randomness(seed), 100_000
-    steps = np.stack([normals(source, t, n).numpy() for t in range(8)])
-    correlation = np.corrcoef(steps)
-    np.fill_diagonal(correlation, 0)
-    # P(|N(0,1)| > 7) is 2.6e-12, times 28 pairs.
-    assert np.abs(correlation).max() < 7 / math.sqrt(n)
-
-
-def test_lots_and_noise_never_share_a_number():
-    """Purposes and steps have streams of their own: 40,000 numbers of 53 bits, none twice."""
-    source = Randomness(7)
-    drawn = [source.uniforms(p, t, 1000) for p in (LOTS, NOISE) for t in range(20)]
-    # P(any two of 4e4 numbers agree by chance) is 9e-8, and the seed is fixed.
-    assert len(np.unique(np.concatenate(drawn))) == 40_000
-
-
-def test_a_longer_draw_begins_with_the_shorter_one():
-    source = Randomness(7)
-    assert np.array_equal(source.uniforms(LOTS, 3, 10), source.uniforms(LOTS, 3, 1000)[:10])
-
-
-def test_uniforms_are_uniform_and_never_zero():
-    u = Randomness().uniforms(LOTS, 0, 200_000)
-    assert u.min() > 0
-    assert u.max() <= 1
-    assert stats.kstest(u, "uniform").pvalue > FALSE_ALARM
-
-
-def test_a_noise_seed_must_be_a_whole_number():
-    for bad in (1.5, "7", True):
-        with pytest.raises(ConfigError, match="noise_seed"):
-            Randomness(bad)
-
-
-def test_float32_noise_does_not_end_where_its_bits_do():
-    """A word of zeros is 6.66 standard deviations or beyond, as the bits that follow it say."""
-    from vestige.sampling.streams import _BoxMuller32
-
-    class Words:
-        """Gives the bytes that it was made of, again and again."""
-
-        def __init__(self, words):
-            self._words = words.tobytes()
-
-        def update_into(self, zeros, out):
-            out[: len(zeros)] = self._words[: len(zeros)]
-
-        def update(self, zeros):
-            return self._words[: len(zeros)]
-
-    pairs = 2000
-    words = np.full(2 * pairs, 2**30, dtype=np.int32)
-    words[:pairs] = np.arange(pairs) % 3 - 1  # -1, 0 and 1
-    tails = np.random.default_rng(0).integers(0, 2**64, pairs, dtype=np.uint64)
-    numbers = _BoxMuller32()(Words(words), pairs, Words(tails)).double().view(2, pairs)
-    uniform = torch.exp(-numbers.square().sum(0) / 2) * 2.0**31
-    # |x + w| with x in {-1, 0, 1} and w in (-1/2, 1/2) is uniform in (0, 3/2).
-    assert float(numbers.abs().max()) > 6.66
-    assert float(uniform.max()) < 1.5 + 1e-4
-    assert float(uniform.mean()) == pytest.approx(0.75, abs=0.04)
-    assert float((uniform < 0.25).double().mean()) == pytest.approx(1 / 6, abs=0.03)
-
-
-def test_far_numbers_are_as_frequent_as_they_should_be():
-    """Beyond 4.8 standard deviations, where the refined radii have their part: 16 million draws."""
-    from scipy.stats import norm, poisson
-
-    like = torch.empty(2**24)
-    blocks = Randomness(3).normal_blocks(like, 0)
-    found = sum(int((noise.abs() > 4.8).sum()) for _, noise in blocks)
-    expected = 2 * norm.sf(4.8) * 2**24  # 26.6
-    assert poisson.cdf(found, expected) > 1e-4
-    assert poisson.sf(found - 1, expected) > 1e-4

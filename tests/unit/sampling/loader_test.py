@@ -12,7 +12,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -31,146 +30,9 @@ from torch.utils.data import (
 )
 
 from vestige import ConfigError, PrivacyEngine, VestigeError
-from vestige.sampling import loader as sampling
-from vestige.sampling.loader import LotSampler, PrivateLoader, blank, check_loader, draw_lot
+from vestige.sampling.loader import LotSampler, PrivateLoader, blank, check_loader
+from vestige.sampling.lots import draw_lot
 from vestige.sampling.streams import Randomness
-
-FALSE_ALARM = 1e-7
-DRAWS = 20_000
-
-
-def draw_many(size, rate, draws=DRAWS):
-    """(draws, size) booleans: who was in which lot."""
-    source = Randomness()
-    present = np.zeros((draws, size), dtype=bool)
-    for t in range(draws):
-        present[t, draw_lot(source, t, size, rate)] = True
-    return present
-
-
-def is_binomial(count, trials, probability, tests):
-    return stats.binomtest(int(count), trials, probability).pvalue > FALSE_ALARM / tests
-
-
-# -- the draw -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rate", [0.002, 0.1, 0.5, 0.93])
-def test_every_record_is_in_a_lot_with_the_sampling_rate(rate):
-    present = draw_many(12, rate)
-    for count in present.sum(0):
-        assert is_binomial(count, DRAWS, rate, 12)
-    assert not is_binomial(present.sum(), 12 * DRAWS, rate / 2, 1)
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.93])
-def test_records_are_drawn_independently(rate):
-    """Pairs of one lot, and a record in one lot and the next."""
-    present = draw_many(8, rate)
-    pairs = list(itertools.combinations(range(8), 2))
-    for i, j in pairs:
-        both = (present[:, i] & present[:, j]).sum()
-        assert is_binomial(both, DRAWS, rate**2, len(pairs) + 8)
-    for i in range(8):
-        again = (present[0::2, i] & present[1::2, i]).sum()
-        assert is_binomial(again, DRAWS // 2, rate**2, len(pairs) + 8)
-
-
-@pytest.mark.parametrize(("size", "rate"), [(40, 0.1), (5, 0.5), (300, 0.01), (3, 0.9)])
-def test_lot_sizes_are_binomial(size, rate):
-    sizes = draw_many(size, rate).sum(1)
-    cells = stats.binom.pmf(np.arange(size + 1), size, rate)
-    observed = np.bincount(sizes, minlength=size + 1)
-    # Cells are merged until each expects ten draws, as the chi-square approximation needs.
-    edges = [0]
-    for k in range(size + 1):
-        if DRAWS * cells[edges[-1] : k + 1].sum() >= 10 and DRAWS * cells[k + 1 :].sum() >= 10:
-            edges.append(k + 1)
-    expected = np.add.reduceat(cells, edges) * DRAWS
-    found = np.add.reduceat(observed, edges)
-    assert len(edges) >= 3
-    assert stats.chisquare(found, expected).pvalue > FALSE_ALARM
-
-
-def test_the_ends_of_the_range():
-    source = Randomness()
-    for t in range(50):
-        assert draw_lot(source, t, 7, 1.0).tolist() == list(range(7))
-        lot = draw_lot(source, t, 1, 0.5).tolist()
-        assert lot in ([], [0])
-        assert len(draw_lot(source, t, 1000, 1e-300)) == 0
-        assert len(draw_lot(source, t, 2000, 1 - 1e-9)) > 1990
-
-
-@pytest.mark.parametrize("rate", [1e-9, 0.01, 0.5, 0.999])
-def test_a_lot_is_sorted_distinct_and_in_range(rate):
-    source = Randomness()
-    for t in range(100):
-        lot = draw_lot(source, t, 777, rate)
-        assert lot.dtype == np.int64
-        assert (np.diff(lot) > 0).all()
-        assert len(lot) == 0 or (lot[0] >= 0 and lot[-1] < 777)
-
-
-def test_a_billion_records_cost_as_many_numbers_as_the_lot(monkeypatch):
-    drawn = []
-    uniforms = Randomness.uniforms
-
-    def counted(self, purpose, step, count):
-        drawn.append(count)
-        return uniforms(self, purpose, step, count)
-
-    monkeypatch.setattr(Randomness, "uniforms", counted)
-    size, expected, lots = 10**9, 256, 400
-    source = Randomness()
-    sizes, positions = [], []
-    for t in range(lots):
-        lot = draw_lot(source, t, size, expected / size)
-        sizes.append(len(lot))
-        positions.append(lot)
-    assert max(drawn) < 2 * expected
-    assert sum(drawn) < 2 * expected * lots
-    assert is_binomial(sum(sizes), size * lots, expected / size, 2)
-    # Uniform over the whole billion, not crowded at one end.
-    places = np.concatenate(positions) / size
-    assert stats.kstest(places, "uniform").pvalue > FALSE_ALARM / 2
-
-
-def test_a_draw_that_was_too_short_is_drawn_again_longer(monkeypatch):
-    """The same lot comes out however many numbers are asked for at first."""
-    expected = draw_lot(Randomness(3), 5, 500, 0.3)
-    counts = []
-    uniforms = Randomness.uniforms
-
-    def scarce(self, purpose, step, count):
-        counts.append(count)
-        return uniforms(self, purpose, step, count)
-
-    monkeypatch.setattr(Randomness, "uniforms", scarce)
-    monkeypatch.setattr(sampling, "int", lambda _: 2, raising=False)  # the first guess is two
-    assert np.array_equal(draw_lot(Randomness(3), 5, 500, 0.3), expected)
-    assert counts[0] == 2
-    assert counts == sorted(set(counts))
-
-
-def test_a_record_less_changes_nothing_for_the_others():
-    """The draw of D' is that of D without the last record: who else is in does not move."""
-    for t in range(200):
-        larger = draw_lot(Randomness(3), t, 100, 0.2)
-        smaller = draw_lot(Randomness(3), t, 99, 0.2)
-        assert np.array_equal(larger[larger < 99], smaller)
-
-
-def test_lots_differ_between_steps_and_runs_and_repeat_with_the_seed():
-    def lots(seed):
-        source = Randomness(seed)
-        return [tuple(draw_lot(source, t, 1000, 0.1)) for t in range(20)]
-
-    assert lots(1) == lots(1)
-    assert len(set(lots(1)) | set(lots(2)) | set(lots(None)) | set(lots(None))) == 80
-
-
-# -- the loader -----------------------------------------------------------------------------
 
 
 class Numbers(Dataset):
@@ -334,9 +196,6 @@ def test_a_blank_row_keeps_no_larger_storage_alive():
     assert not torch.frombuffer(bytearray(bytes(row.untyped_storage())), dtype=row.dtype).any()
 
 
-# -- what a loader may be -------------------------------------------------------------------
-
-
 class Endless(IterableDataset):
     def __iter__(self):
         return iter(range(10))
@@ -351,6 +210,7 @@ class Backwards(Sampler):
 
 
 DATA = TensorDataset(torch.arange(20.0).view(20, 1))
+
 
 REFUSED = {
     "weighted": (lambda: DataLoader(DATA, 4, sampler=WeightedRandomSampler([1.0] * 20, 20))),

@@ -19,6 +19,7 @@ from vestige.errors import ConfigError, PrivacyError
 from vestige.methods import METHODS
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
+from vestige.privacy.noise_scales import joint_multiplier
 
 SAMPLERS = {
     "Poisson": "poisson",
@@ -179,7 +180,7 @@ def test_nothing_released_is_said() -> None:
 
 def test_the_marginal_figure_is_that_of_the_budget_command_and_marked() -> None:
     sigma, beta = 2.0, 0.8
-    joint = accounting.joint_multiplier([sigma] * 3)
+    joint = joint_multiplier([sigma] * 3)
     plan = grouped(noise_multiplier=joint, noise_stds=(1.0, 2.0, 4.0), beta=beta)
     found = made([Event(0.05, joint / beta, 200)], plan=plan)
     report = accounting.budget(

@@ -11,6 +11,7 @@ from scipy.stats import norm
 
 from tests.support.statements import EVENTS
 from vestige.privacy import accounting
+from vestige.privacy.composition import prepared
 from vestige.privacy.ledger import Event
 from vestige.statement import curves
 
@@ -88,7 +89,7 @@ def test_several_records_cost_at_least_what_they_do_in_one_gaussian() -> None:
 
 def test_many_different_events_are_rounded_as_the_accountant_does() -> None:
     events = [Event(1.0, 4 + step / 50, 1) for step in range(70)]
-    assert len(curves.prepared(events)) <= 64
+    assert len(prepared(events)) <= 64
     for accountant in ("rdp", "rdp_classic"):
         assert curves.epsilons(events, [1e-5], accountant) == [
             accounting.epsilon(events, 1e-5, accountant)

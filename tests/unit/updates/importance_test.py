@@ -23,7 +23,7 @@ from tests.support.small_runs import LOT, SIGMA, STEPS, N, closure_of, flat, pri
 from tests.unit.updates.passes_test import SEED, close, gradients, lots, normals, sgd, watch
 from vestige import ConfigError, PrivacyEngine
 from vestige.methods import DPIS
-from vestige.sampling.loader import draw_lot
+from vestige.sampling.lots import draw_lot
 from vestige.sampling.streams import ACCEPT, MEASURE, Randomness
 from vestige.updates.adam import AdamBC
 

@@ -32,7 +32,7 @@ from vestige.audit.tape import Look, Recording, Tape, flat_charges
 from vestige.audit.verify.findings import Finding, Report, first_of_each
 from vestige.audit.verify.runs import Setting, neighbour, records, small_run
 from vestige.errors import VestigeError
-from vestige.gradients.clip_forms import Clipping
+from vestige.gradients.clipping import Clipping
 from vestige.methods import Method, resolve
 
 ORDINARY = Setting()

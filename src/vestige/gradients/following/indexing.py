@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -11,210 +11,209 @@ import torch
 from torch import Tensor
 
 from vestige.gradients.following.base import (
-    Args,
+    Call,
     Lost,
     Meet,
     Result,
-    See,
     agreed,
     aligned,
-    argument,
-    from_front,
+    ordered,
+    picked,
     place_of,
     rows_of,
+    sliced,
 )
-from vestige.gradients.following.moving import ordered
-from vestige.gradients.rows import Label, Meeting, Rows, Summed
-
-
-def index_selected(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
-    """index_select: other axes freely, the rows' own by reordering."""
-    value, rows = args[0], rows_of(see(args[0]))
-    dim = from_front(argument(args, kwargs, 1, "dim"), value.ndim)
-    index: list[Any] = [slice(None)] * value.ndim
-    index[dim] = argument(args, kwargs, 2, "index")
-    return _indexed(see, rows, value, tuple(index), out)
-
-
-def indexed(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
-    """value[index]."""
-    value, index = args
-    label = see(value)
-    if label is None:  # a constant looked up by rows, such as a table
-        return _looked_up(see, value, index, out)
-    if not isinstance(label, Rows):
-        return label
-    return _indexed(see, label, value, index, out)
-
-
-def _spelled(index: Any, ndim: int) -> list[Any]:
-    """An index with its ellipsis written out, one entry for each axis (and None for new ones)."""
-    parts = list(index) if isinstance(index, tuple) else [index]
-    used = 0
-    for i, part in enumerate(parts):
-        if isinstance(part, np.integer):
-            parts[i] = int(part)
-        elif isinstance(part, list) and all(type(place) is int for place in part):
-            parts[i] = torch.tensor(part)
-        elif isinstance(part, bool) or not isinstance(part, _PARTS):
-            raise Lost
-        if part is not None and part is not Ellipsis:
-            used += part.ndim if is_mask(part) else 1
-    at = next((i for i, part in enumerate(parts) if part is Ellipsis), len(parts))
-    return [*parts[:at], *[slice(None)] * (ndim - used), *parts[at + 1 :]]
-
+from vestige.gradients.rows import Meeting, Rows, Summed
 
 _PARTS = (int, slice, Tensor, type(None), type(Ellipsis))
+
+
+@dataclass
+class Index:
+    """An index with its ellipsis written out: a part for each axis, and None for each new one.
+
+    Arrays of places, and numbers beside them, make a block of axes that starts at axis `first` of
+    the result.
+    """
+
+    parts: list[Any]
+
+    @classmethod
+    def of(cls, index: Any, ndim: int) -> Index:
+        """The index of a tensor of `ndim` axes."""
+        parts = list(index) if isinstance(index, tuple) else [index]
+        used = 0
+        for i, part in enumerate(parts):
+            if isinstance(part, np.integer):
+                parts[i] = int(part)
+            elif isinstance(part, list) and all(type(place) is int for place in part):
+                parts[i] = torch.tensor(part)
+            elif isinstance(part, bool) or not isinstance(part, _PARTS):
+                raise Lost
+            if part is not None and part is not Ellipsis:
+                used += part.ndim if is_mask(part) else 1
+        at = next((i for i, part in enumerate(parts) if part is Ellipsis), len(parts))
+        return cls([*parts[:at], *[slice(None)] * (ndim - used), *parts[at + 1 :]])
+
+    @property
+    def arrays(self) -> list[Tensor]:
+        """The parts that are tensors."""
+        return [p for p in self.parts if isinstance(p, Tensor)]
+
+    def refuse_masks(self) -> None:
+        """How many entries a mask picks is for the contents of all rows to say."""
+        if any(is_mask(p) for p in self.arrays):
+            raise Lost("positions picked by their content: examples differ in number")
+
+    @property
+    def chosen(self) -> list[int]:
+        """Which parts are arrays, or numbers, which count as arrays beside them."""
+        return [i for i, p in enumerate(self.parts) if isinstance(p, Tensor | int)]
+
+    @property
+    def kept(self) -> list[int]:
+        """Which parts keep their axis."""
+        chosen = self.chosen
+        return [i for i, _ in enumerate(self.parts) if i not in chosen]
+
+    @property
+    def block(self) -> torch.Size:
+        """The shape of the block."""
+        shape: torch.Size = torch.broadcast_shapes(*(p.shape for p in self.arrays))
+        return shape
+
+    @property
+    def first(self) -> int:
+        """The axis of the result at which the block starts: 0 if its parts are not adjacent."""
+        chosen = self.chosen
+        adjacent = chosen[-1] - chosen[0] == len(chosen) - 1
+        return sum(i < chosen[0] for i in self.kept) if adjacent else 0
+
+    def part_of(self, axis: int) -> int:
+        """Where the index of `axis` stands among the parts, of which None uses up no axis."""
+        seen = -1
+        for i, part in enumerate(self.parts):
+            seen += part is not None
+            if seen == axis:
+                return i
+        raise Lost
+
+    def spread(self, rows: Rows, array: Tensor, out: Tensor) -> Rows:
+        """The rows of an array of places, in the result."""
+        axis, inner = place_of(rows, array.shape)
+        return rows.at(out.shape, axis + self.first + len(self.block) - array.ndim, inner)
 
 
 def is_mask(part: Any) -> bool:
     return isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8)
 
 
-def _indexed(see: See, rows: Rows, value: Tensor, index: Any, out: Tensor) -> Rows:
-    parts = _spelled(index, value.ndim)
-    arrays = [(i, p) for i, p in enumerate(parts) if isinstance(p, Tensor)]
-    if any(is_mask(p) for _, p in arrays):
-        raise Lost("positions picked by their content: examples differ in number")
-    if rows.count == 1:
-        for _, part in arrays:
-            label = see(part)
-            if label is not None and not (isinstance(label, Rows) and label.same(rows)):
-                raise Meet
-        return rows
+def index_selected(call: Call) -> Result:
+    """index_select: other axes freely, the rows' own by reordering."""
+    parts: list[Any] = [slice(None)] * call.value.ndim
+    parts[call.axis(1)] = call.argument(2, "index")
+    return _indexed(call, call.rows, call.value, tuple(parts), call.out)
+
+
+def indexed(call: Call) -> Result:
+    """value[index]."""
+    value, index = call.args
+    label = call.see(value)
+    if label is None:  # a constant looked up by rows, such as a table
+        return _looked_up(call, Index.of(index, value.ndim))
+    if not isinstance(label, Rows):
+        return label
+    return _indexed(call, label, value, index, call.out)
+
+
+def _indexed(call: Call, rows: Rows, value: Tensor, given: Any, out: Tensor) -> Rows:
+    index = Index.of(given, value.ndim)
+    index.refuse_masks()
     axis, inner = place_of(rows, value.shape)
-    if not arrays:
-        return _plainly_indexed(rows, value, parts, axis, inner, out)
-    # A number beside an array of indices counts as one of them.
-    chosen = [i for i, p in enumerate(parts) if isinstance(p, Tensor | int)]
-    block = torch.broadcast_shapes(*(p.shape for _, p in arrays))
-    adjacent = chosen[-1] - chosen[0] == len(chosen) - 1
-    kept = [i for i, p in enumerate(parts) if i not in chosen]
-    first = sum(i < chosen[0] for i in kept) if adjacent else 0
-    at = _position(parts, axis)
-    if at not in chosen:
-        if not isinstance(parts[at], slice) or parts[at] != slice(None):
-            raise Lost
-        if any(see(p) is not None for _, p in arrays):
-            raise Meet  # every row would be looked up at the places of every other
-        after = kept.index(at) + (len(block) if kept.index(at) >= first else 0)
-        return rows.at(out.shape, after, inner)
-    owners = rows.owners(value.shape, axis, inner, value.device)
-    picked = parts[at]
-    if not isinstance(picked, Tensor):
+    at = index.part_of(axis)
+    part = index.parts[at]
+    if not index.arrays:  # numbers, slices and new axes only
+        if isinstance(part, int):
+            return picked(rows, value, part)
+        after = sum(not isinstance(p, int) for p in index.parts[:at])
+        return sliced(rows, value, part, out, after)
+    if isinstance(part, Tensor):
+        return _reordered(call, rows, value, index, out)
+    if isinstance(part, int) or part != slice(None):
         raise Lost
-    see(picked)  # rows may say in which order they come: the order is followed by its values
-    order = owners[picked.to(value.device)].expand(block).reshape(-1)
-    suffix = prod(out.shape[first + len(block) :])
-    flat = (len(order), suffix)
-    label = ordered(order, flat, 0, rows.batch)
-    for i, part in arrays:
-        also = see(part) if i != at else None
+    if any(call.see(p) is not None for p in index.arrays):
+        raise Meet  # every row would be looked up at the places of every other
+    after = index.kept.index(at)
+    return rows.at(out.shape, after + (len(index.block) if after >= index.first else 0), inner)
+
+
+def _reordered(call: Call, rows: Rows, value: Tensor, index: Index, out: Tensor) -> Rows:
+    """The axis of the rows is indexed by an array: an order, or several arrays point by point."""
+    axis, inner = place_of(rows, value.shape)
+    at = index.part_of(axis)
+    places = index.parts[at]
+    call.see(places)  # rows may say in which order they come: the order is followed by its values
+    owners = rows.owners(value.shape, axis, inner, value.device)
+    order = owners[places.to(value.device)].expand(index.block).reshape(-1)
+    suffix = prod(out.shape[index.first + len(index.block) :])
+    label = ordered(order, (len(order), suffix), 0, rows.batch)
+    for i, part in enumerate(index.parts):
+        also = call.see(part) if isinstance(part, Tensor) and i != at else None
         if also is not None:
-            spread = rows_of(also)
-            if spread.count > 1:
-                where, width = place_of(spread, part.shape)
-                spread = spread.at(out.shape, where + first + len(block) - part.ndim, width)
-            agreed([label, spread])
+            agreed([label, index.spread(rows_of(also), part, out)])
     return label
 
 
-def _position(parts: Sequence[Any], axis: int) -> int:
-    """Where the index of `axis` stands among the parts, of which None uses up no axis."""
-    seen = -1
-    for i, part in enumerate(parts):
-        seen += part is not None
-        if seen == axis:
-            return i
-    raise Lost
-
-
-def _plainly_indexed(
-    rows: Rows, value: Tensor, parts: Sequence[Any], axis: int, inner: int, out: Tensor
-) -> Rows:
-    """Numbers, slices and new axes only."""
-    at = _position(parts, axis)
-    after = sum(not isinstance(p, int) for p in parts[:at])
-    part = parts[at]
-    if isinstance(part, int):
-        owners = rows.owners(value.shape, axis, inner, value.device)
-        return Rows(1, rows.batch, owners[part].reshape(1))
-    if part == slice(None):
-        return rows.at(out.shape, after, inner)
-    start, stop, step = part.indices(value.shape[axis])
-    whole = inner * rows.count
-    if start % whole == 0 and step == 1 and (stop - start) % whole == 0 and stop > start:
-        return rows.at(out.shape, after, inner)
-    owners = rows.owners(value.shape, axis, inner, value.device)[part]
-    return ordered(owners, out.shape, after, rows.batch)
-
-
-def _looked_up(see: See, value: Tensor, index: Any, out: Tensor) -> Rows:
+def _looked_up(call: Call, index: Index) -> Rows:
     """A constant at places that rows give: each place belongs to its row."""
-    parts = _spelled(index, value.ndim)
-    arrays = [p for p in parts if isinstance(p, Tensor)]
-    if any(is_mask(p) for p in arrays):
-        raise Lost("positions picked by their content: examples differ in number")
-    chosen = [i for i, p in enumerate(parts) if isinstance(p, Tensor | int)]
-    block = torch.broadcast_shapes(*(p.shape for p in arrays))
-    adjacent = chosen[-1] - chosen[0] == len(chosen) - 1
-    first = sum(i < chosen[0] for i, _ in enumerate(parts) if i not in chosen) if adjacent else 0
-    found = []
-    for part in arrays:
-        if (label := see(part)) is not None:
-            rows = rows_of(label)
-            if rows.count > 1:
-                axis, inner = place_of(rows, part.shape)
-                rows = rows.at(out.shape, axis + first + len(block) - part.ndim, inner)
-            found.append(rows)
-    return agreed(found)
+    index.refuse_masks()
+    return agreed(
+        [
+            index.spread(rows_of(label), part, call.out)
+            for part in index.arrays
+            if (label := call.see(part)) is not None
+        ]
+    )
 
 
-def assigned(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def assigned(call: Call) -> Result:
     """target[index] = value: the label of the target afterwards."""
-    target, index, value = args
-    before = see(target)
+    target, given, value = call.args
+    before = call.see(target)
     if isinstance(before, Meeting | Summed):
         return before
-    parts = _spelled(index, target.ndim)
-    arrays = [p for p in parts if isinstance(p, Tensor)]
-    content = see(value) if isinstance(value, Tensor) else None
-    if any(see(p) is not None for p in arrays) or (arrays and content is not None):
-        # A mask over the first axes, and a constant: like masked_fill.
-        if len(arrays) != 1 or not is_mask(arrays[0]) or content is not None:
+    index = Index.of(given, target.ndim)
+    content = call.see(value) if isinstance(value, Tensor) else None
+    by_rows = any(call.see(p) is not None for p in index.arrays)
+    if by_rows or (index.arrays and content is not None):
+        if content is not None:
             raise Lost
-        if any(p != slice(None) for p in parts if not isinstance(p, Tensor)):
-            raise Lost
-        mask = arrays[0]
-        if parts[0] is not mask:
-            raise Lost
-        shown = rows_of(see(mask))
-        where, inner = place_of(shown, mask.shape)
-        given = shown.at(target.shape, where, inner)
-        return given if before is None else agreed([given, rows_of(before)])
+        return _filled(call, target, index, before)
     if content is None:
         return before
     rows = rows_of(content)
-    region = target.detach()[index]
+    region = target.detach()[given]
     wanted = aligned(rows, value.shape[-region.ndim :], region.shape)
-    if rows.count == 1:
-        return before if before is not None and rows_of(before).same(rows) else _give_up()
-    tries = [before] if before is not None else []
-    if not tries:
-        tries = [
-            rows.at(target.shape, axis, size // rows.count)
-            for axis, size in enumerate(target.shape)
-            if size % rows.count == 0 and size
-        ]
-    for label in tries:
-        assert isinstance(label, Rows)
+    possible = [
+        rows.at(target.shape, axis, size // rows.count)
+        for axis, size in enumerate(target.shape)
+        if size % rows.count == 0 and size
+    ]
+    for label in possible if before is None else [before]:
         try:
-            if _indexed(see, label, target, index, region).same(wanted):
+            if _indexed(call, label, target, given, region).same(wanted):
                 return label
         except (Lost, Meet):
             continue
     raise Meet
 
 
-def _give_up() -> Label:
-    raise Meet
+def _filled(call: Call, target: Tensor, index: Index, before: Rows | None) -> Rows:
+    """A constant at a mask over the first axes: like masked_fill."""
+    mask, *others = index.parts
+    if not is_mask(mask) or len(index.arrays) > 1 or any(p != slice(None) for p in others):
+        raise Lost
+    label = rows_of(call.see(mask))
+    axis, inner = place_of(label, mask.shape)
+    given = label.at(target.shape, axis, inner)
+    return given if before is None else agreed([given, before])

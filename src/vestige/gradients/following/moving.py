@@ -3,152 +3,151 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vestige.gradients.following.base import (
-    Args,
+    Call,
     Family,
     Lost,
     Meet,
     Result,
-    See,
     agreed,
     aligned,
-    argument,
     from_front,
+    ordered,
+    picked,
     place_of,
     rows_of,
+    sliced,
 )
-from vestige.gradients.refs import tensors_in
 from vestige.gradients.rows import Label, Rows
 
 
-def reshaped(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def reshaped(call: Call) -> Result:
     """The same entries in the same order."""
-    label = see(args[0])
-    if isinstance(label, Rows) and next(tensors_in(out)).numel() != args[0].numel():
+    if isinstance(call.label, Rows) and call.result.numel() != call.value.numel():
         raise Lost
-    return label
+    return call.label
 
 
-def complex_pairs(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def complex_pairs(call: Call) -> Result:
     """A last axis of two numbers becomes one complex number, or the other way round."""
-    value, rows = args[0], rows_of(see(args[0]))
-    axis, inner = place_of(rows, value.shape)
-    if axis >= min(value.ndim, out.ndim):
+    axis, inner = call.place
+    if axis >= min(call.value.ndim, call.out.ndim):
         raise Lost
-    return rows.at(out.shape, axis, inner)
+    return call.stays(axis, inner)
 
 
-def appended(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def appended(call: Call) -> Result:
     """Each entry becomes a vector: one_hot. Without a number of classes the longest row decides."""
-    rows = rows_of(see(args[0]))
-    if argument(args, kwargs, 1, "num_classes", -1) < 0:
+    rows = call.rows
+    if call.argument(1, "num_classes", -1) < 0:
         raise Meet
-    return Rows(rows.stride * out.shape[-1], rows.batch, rows.order)
+    return Rows(rows.stride * call.out.shape[-1], rows.batch, rows.order)
 
 
-def permuted(axes: Callable[[Args, dict[str, Any], int], Sequence[int]]) -> Family:
+def permuted(axes: Callable[[Call], Sequence[int]]) -> Family:
     """Axes in another order: `axes` says which old axis each new one is."""
 
-    def family(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
-        value, rows = args[0], see(args[0])
-        if not isinstance(rows, Rows):
-            return rows
-        axis, inner = place_of(rows, value.shape)
-        order = [from_front(a, value.ndim) for a in axes(args, kwargs, value.ndim)]
-        return rows.at(out.shape, order.index(axis), inner)
+    def family(call: Call) -> Result:
+        if not isinstance(call.label, Rows):
+            return call.label
+        axis, inner = call.place
+        order = [from_front(a, call.value.ndim) for a in axes(call)]
+        return call.stays(order.index(axis), inner)
 
     return family
 
 
-def permute_order(args: Args, kwargs: dict[str, Any], ndim: int) -> Sequence[int]:
-    dims = kwargs["dims"] if "dims" in kwargs else args[1:]
-    return dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
+def permute_order(call: Call) -> Sequence[int]:
+    return _numbers(call.kwargs["dims"] if "dims" in call.kwargs else call.args[1:])
 
 
-def transpose_order(args: Args, kwargs: dict[str, Any], ndim: int) -> Sequence[int]:
-    a = argument(args, kwargs, 1, "dim0", kwargs.get("axis0"))
-    b = argument(args, kwargs, 2, "dim1", kwargs.get("axis1"))
-    order = list(range(ndim))
+def _numbers(given: Sequence[Any]) -> Sequence[int]:
+    """Axes that are given one by one, or as one sequence."""
+    return given[0] if len(given) == 1 and not isinstance(given[0], int) else given
+
+
+def transpose_order(call: Call) -> Sequence[int]:
+    a = call.argument(1, "dim0", call.kwargs.get("axis0"))
+    b = call.argument(2, "dim1", call.kwargs.get("axis1"))
+    order = list(range(call.value.ndim))
     order[a], order[b] = order[b], order[a]
     return order
 
 
-def reversed_order(args: Args, kwargs: dict[str, Any], ndim: int) -> Sequence[int]:
-    return range(ndim - 1, -1, -1)
+def reversed_order(call: Call) -> Sequence[int]:
+    return range(call.value.ndim - 1, -1, -1)
 
 
-def last_two_swapped(args: Args, kwargs: dict[str, Any], ndim: int) -> Sequence[int]:
+def last_two_swapped(call: Call) -> Sequence[int]:
+    ndim = call.value.ndim
     return [*range(ndim - 2), ndim - 1, ndim - 2]
 
 
-def movedim(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
-    """torch.movedim, by moving the numbers of the axes in the same way."""
-    value, rows = args[0], see(args[0])
-    if not isinstance(rows, Rows):
-        return rows
-    axis, inner = place_of(rows, value.shape)
-    # Axis i of the probe has i + 1 entries, so that its shape tells the new order.
-    probe = torch.empty(range(1, value.ndim + 1), device="meta").movedim(*args[1:], **kwargs)
-    return rows.at(out.shape, list(probe.shape).index(axis + 1), inner)
+def movedim_order(call: Call) -> Sequence[int]:
+    """By moving the axes of a probe, whose axis i has i + 1 entries."""
+    probe = torch.empty(range(1, call.value.ndim + 1), device="meta")
+    return [size - 1 for size in probe.movedim(*call.args[1:], **call.kwargs).shape]
 
 
-def expanded(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def expanded(call: Call) -> Result:
     """expand, broadcast_to: aligned on the right."""
-    return aligned(rows_of(see(args[0])), args[0].shape, out.shape)
+    return aligned(call.label, call.value.shape, call.out.shape)
 
 
-def broadcast(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def broadcast(call: Call) -> Result:
     """broadcast_tensors: each by itself."""
+    args = call.args
     given = args[0] if len(args) == 1 and not isinstance(args[0], Tensor) else args
     return [
-        None if (label := see(t)) is None else aligned(rows_of(label), t.shape, wide.shape)
-        for t, wide in zip(given, out, strict=True)
+        None if (label := call.see(t)) is None else aligned(label, t.shape, wide.shape)
+        for t, wide in zip(given, call.out, strict=True)
     ]
 
 
-def repeated(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def repeated(call: Call) -> Result:
     """repeat and tile: whole blocks one after the other."""
-    value, rows = args[0], rows_of(see(args[0]))
-    axis, inner = place_of(rows, value.shape)
-    return rows.at(out.shape, axis + out.ndim - value.ndim, inner)
+    axis, inner = call.place
+    return call.stays(axis + call.out.ndim - call.value.ndim, inner)
 
 
-def interleaved(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def interleaved(call: Call) -> Result:
     """repeat_interleave by a number."""
-    value, rows = args[0], rows_of(see(args[0]))
-    times, dim = argument(args, kwargs, 1, "repeats"), argument(args, kwargs, 2, "dim")
+    times, dim = call.argument(1, "repeats"), call.argument(2, "dim")
     if dim is None or not isinstance(times, int):
         raise Lost
-    axis, inner = place_of(rows, value.shape)
-    return rows.at(out.shape, axis, inner * times if from_front(dim, value.ndim) == axis else inner)
+    axis, inner = call.place
+    along_rows = from_front(dim, call.value.ndim) == axis
+    return call.stays(axis, inner * times if along_rows else inner)
 
 
-def joined(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def joined(call: Call) -> Result:
     """cat along an axis. Along the rows' own axis the rows of all parts follow each other."""
-    parts = list(argument(args, kwargs, 0, "tensors"))
-    dim = from_front(argument(args, kwargs, 1, "dim", kwargs.get("axis", 0)), out.ndim)
+    out = call.out
+    parts = list(call.argument(0, "tensors"))
+    dim = from_front(call.argument(1, "dim", call.kwargs.get("axis", 0)), out.ndim)
     parts = [t for t in parts if t.numel()]  # an empty one brings nothing
-    found = [(t, rows_of(label)) for t in parts if (label := see(t)) is not None]
-    places = {place_of(rows, t.shape) for t, rows in found if rows.count > 1}
-    if not places and all(rows.same(found[0][1]) for _, rows in found):
-        return found[0][1]  # parts of one row
+    labelled = [(t, rows_of(label)) for t in parts if (label := call.see(t)) is not None]
+    places = {place_of(rows, t.shape) for t, rows in labelled if rows.count > 1}
+    first = labelled[0][1]
+    alike = all(rows.same(first) for _, rows in labelled)
+    if not places and alike:
+        return first  # parts of one row
     if any(axis != dim for axis, _ in places):
         if len(places) > 1:
             raise Meet
         axis, inner = next(iter(places))
-        return agreed([rows.at(out.shape, axis, inner) for _, rows in found])
-    if len(found) < len(parts):  # a constant among the rows belongs to nobody
+        return agreed([rows.at(out.shape, axis, inner) for _, rows in labelled])
+    if len(labelled) < len(parts):  # a constant among the rows belongs to nobody
         raise Meet
-    if len(places) == 1 and all(rows.same(found[0][1]) for _, rows in found):
-        return found[0][1].at(out.shape, *next(iter(places)))
-    owners = [_along(rows, t.shape, dim, out.device) for t, rows in found]
-    return ordered(torch.cat(owners), out.shape, dim, found[0][1].batch)
+    if len(places) == 1 and alike:
+        return first.at(out.shape, *next(iter(places)))
+    owners = [_along(rows, t.shape, dim, out.device) for t, rows in labelled]
+    return ordered(torch.cat(owners), out.shape, dim, first.batch)
 
 
 def _along(rows: Rows, shape: Sequence[int], dim: int, device: torch.device) -> Tensor:
@@ -158,139 +157,113 @@ def _along(rows: Rows, shape: Sequence[int], dim: int, device: torch.device) -> 
     return rows.owners((1,), 0, 1, device).expand(shape[dim])
 
 
-def stacked(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def stacked(call: Call) -> Result:
     """stack on a new axis."""
-    parts = list(argument(args, kwargs, 0, "tensors"))
-    dim = from_front(argument(args, kwargs, 1, "dim", 0), out.ndim)
-    found = []
+    parts, out = list(call.argument(0, "tensors")), call.out
+    dim = from_front(call.argument(1, "dim", 0), out.ndim)
+    labels = []
     for t in parts:
-        if (label := see(t)) is not None:
+        if (label := call.see(t)) is not None:
             rows = rows_of(label)
             if rows.count > 1:
                 axis, inner = place_of(rows, t.shape)
                 rows = rows.at(out.shape, axis + (dim <= axis), inner)
-            found.append(rows)
-    one_each = len(found) == len(parts) and all(rows.count == 1 for rows in found)
-    if one_each and not all(found[0].same(rows) for rows in found):
-        owners = [_along(rows, (1,), 0, out.device) for rows in found]
-        return ordered(torch.cat(owners), out.shape, dim, found[0].batch)
-    return agreed(found)
+            labels.append(rows)
+    one_each = len(labels) == len(parts) and all(rows.count == 1 for rows in labels)
+    if one_each and not all(labels[0].same(rows) for rows in labels):
+        owners = [_along(rows, (1,), 0, out.device) for rows in labels]
+        return ordered(torch.cat(owners), out.shape, dim, labels[0].batch)
+    return agreed(labels)
 
 
-def split(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def split(call: Call) -> Result:
     """Parts along an axis, in order: split, chunk, tensor_split."""
-    value, rows = args[0], rows_of(see(args[0]))
-    dim = from_front(argument(args, kwargs, 2, "dim", 0), value.ndim)
+    dim = call.axis(2, 0)
     labels: list[Label | None] = []
     start = 0
-    for part in out:
-        labels.append(_sliced(rows, value, dim, slice(start, start + part.shape[dim]), part))
+    for part in call.out:
+        labels.append(_sliced(call, dim, slice(start, start + part.shape[dim]), part))
         start += part.shape[dim]
     return labels
 
 
-def unbound(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def unbound(call: Call) -> Result:
     """Every index of an axis by itself."""
-    value, rows = args[0], rows_of(see(args[0]))
-    dim = from_front(argument(args, kwargs, 1, "dim", 0), value.ndim)
-    return [_selected(rows, value, dim, i, part) for i, part in enumerate(out)]
+    dim = call.axis(1, 0)
+    return [_selected(call, dim, i, part) for i, part in enumerate(call.out)]
 
 
-def selected(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def selected(call: Call) -> Result:
     """One index of an axis."""
-    value, rows = args[0], rows_of(see(args[0]))
-    dim = from_front(argument(args, kwargs, 1, "dim"), value.ndim)
-    return _selected(rows, value, dim, argument(args, kwargs, 2, "index"), out)
+    return _selected(call, call.axis(1), call.argument(2, "index"), call.out)
 
 
-def narrowed(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def narrowed(call: Call) -> Result:
     """A stretch of an axis."""
-    value, rows = args[0], rows_of(see(args[0]))
-    dim = from_front(argument(args, kwargs, 1, "dim"), value.ndim)
-    start = from_front(argument(args, kwargs, 2, "start"), value.shape[dim])
+    dim = call.axis(1)
+    start = from_front(call.argument(2, "start"), call.value.shape[dim])
     if not isinstance(start, int):
         raise Lost
-    return _sliced(rows, value, dim, slice(start, start + out.shape[dim]), out)
+    return _sliced(call, dim, slice(start, start + call.out.shape[dim]), call.out)
 
 
-def flipped(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def _sliced(call: Call, dim: int, part: slice, out: Tensor) -> Rows:
+    """A slice of one axis."""
+    axis, inner = call.place
+    if axis != dim:
+        return call.stays(axis, inner, out)
+    return sliced(call.rows, call.value, part, out, axis)
+
+
+def _selected(call: Call, dim: int, index: Any, out: Tensor) -> Rows:
+    """One index of one axis, which is then gone."""
+    axis, inner = call.place
+    if axis != dim:
+        return call.stays(axis - (dim < axis), inner, out)
+    return picked(call.rows, call.value, index)
+
+
+def flipped(call: Call) -> Result:
     """Axes backwards."""
-    value, rows = args[0], rows_of(see(args[0]))
-    dims = kwargs["dims"] if "dims" in kwargs else args[1:]
-    dims = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
-    axis, inner = place_of(rows, value.shape)
+    value, rows = call.value, call.rows
+    dims = _numbers(call.kwargs["dims"] if "dims" in call.kwargs else call.args[1:])
+    axis, inner = call.place
     if axis not in {from_front(d, value.ndim) for d in dims}:
         return rows
-    return ordered(
-        rows.owners(value.shape, axis, inner, value.device).flip(0), out.shape, axis, rows.batch
-    )
+    owners = rows.owners(value.shape, axis, inner, value.device)
+    return ordered(owners.flip(0), call.out.shape, axis, rows.batch)
 
 
-def rolled(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def rolled(call: Call) -> Result:
     """Axes turned round."""
-    value, rows = args[0], rows_of(see(args[0]))
-    shifts, dims = argument(args, kwargs, 1, "shifts"), argument(args, kwargs, 2, "dims")
+    value, rows = call.value, call.rows
+    shifts, dims = call.argument(1, "shifts"), call.argument(2, "dims")
     if dims is None:
         raise Lost
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
-    dims = [dims] if isinstance(dims, int) else [from_front(d, value.ndim) for d in dims]
-    axis, inner = place_of(rows, value.shape)
+    dims = [from_front(d, value.ndim) for d in ([dims] if isinstance(dims, int) else dims)]
+    axis, inner = call.place
     owners = rows.owners(value.shape, axis, inner, value.device)
-    moved = [s for s, d in zip(shifts, dims, strict=True) if from_front(d, value.ndim) == axis]
-    return ordered(owners.roll(sum(moved)), out.shape, axis, rows.batch) if moved else rows
+    moved = [s for s, d in zip(shifts, dims, strict=True) if d == axis]
+    return ordered(owners.roll(sum(moved)), call.out.shape, axis, rows.batch) if moved else rows
 
 
-def padded(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def padded(call: Call) -> Result:
     """F.pad of other axes than the rows'."""
-    value, rows = args[0], rows_of(see(args[0]))
-    axis, inner = place_of(rows, value.shape)
-    if out.shape[axis] != value.shape[axis]:
+    value = call.value
+    axis, inner = call.place
+    if call.out.shape[axis] != value.shape[axis]:
         raise Meet
-    pads = list(argument(args, kwargs, 1, "pad"))
+    pads = list(call.argument(1, "pad"))
     at = 2 * (value.ndim - 1 - axis)
     if any(pads[at : at + 2]):  # one entry fewer on one side and one more on the other
         raise Meet
-    return rows.at(out.shape, axis, inner)
+    return call.stays(axis, inner)
 
 
-def unfolded(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def unfolded(call: Call) -> Result:
     """Tensor.unfold(dim, size, step): windows along one axis, on a new last one."""
-    value, rows = args[0], rows_of(see(args[0]))
-    axis, inner = place_of(rows, value.shape)
-    if len(args) < 4 or from_front(argument(args, kwargs, 1, "dimension"), value.ndim) == axis:
+    axis, inner = call.place
+    if len(call.args) < 4 or call.axis(1, name="dimension") == axis:
         raise Lost
-    return rows.at(out.shape, axis, inner)
-
-
-def ordered(owners: Tensor, shape: Sequence[int], axis: int, batch: int) -> Rows:
-    """Rows in the order of `owners` along an axis; without an order where it is the plain one."""
-    suffix = prod(shape[axis + 1 :])
-    if len(owners) % batch == 0 and len(owners):
-        plain, inner = torch.arange(len(owners), device=owners.device), len(owners) // batch
-        if torch.equal(owners, plain % batch):
-            return Rows(suffix, batch)
-        if inner > 1 and torch.equal(owners, plain.div(inner, rounding_mode="floor")):
-            return Rows(suffix * inner, batch)
-    return Rows(suffix, batch, owners)
-
-
-def _sliced(rows: Rows, value: Tensor, dim: int, part: slice, out: Tensor) -> Rows:
-    """A slice of one axis."""
-    axis, inner = place_of(rows, value.shape)
-    if axis != dim:
-        return rows.at(out.shape, axis, inner)
-    start, stop, step = part.indices(value.shape[axis])
-    whole = inner * rows.count
-    if start % whole == 0 and step == 1 and (stop - start) % whole == 0 and stop > start:
-        return rows.at(out.shape, axis, inner)
-    owners = rows.owners(value.shape, axis, inner, value.device)[part]
-    return ordered(owners, out.shape, axis, rows.batch)
-
-
-def _selected(rows: Rows, value: Tensor, dim: int, index: Any, out: Tensor) -> Rows:
-    """One index of one axis, which is then gone."""
-    axis, inner = place_of(rows, value.shape)
-    if axis != dim:
-        return rows.at(out.shape, axis - (dim < axis), inner)
-    owners = rows.owners(value.shape, axis, inner, value.device)
-    return Rows(1, rows.batch, owners[index].reshape(1))
+    return call.stays(axis, inner)

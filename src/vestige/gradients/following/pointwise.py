@@ -9,17 +9,14 @@ from torch import Tensor
 
 from vestige.gradients.following.base import (
     SUMMED,
-    Args,
+    Call,
     Family,
     Lost,
     Meet,
     Result,
-    See,
     agreed,
     aligned,
-    argument,
     from_front,
-    labels_of,
     place_of,
     rows_of,
 )
@@ -27,79 +24,80 @@ from vestige.gradients.refs import tensors_in
 from vestige.gradients.rows import Meeting, Rows, Summed
 
 
-def pointwise(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def pointwise(call: Call) -> Result:
     """Each entry of the result depends on the entries of the arguments in its place."""
-    results = list(tensors_in(out))
-    shape = results[0].shape
-    found: list[Rows] = []
-    for value in (*args, *kwargs.values()):
-        for tensor in tensors_in(value):
-            label = see(tensor)
-            if label is not None:
-                found.append(aligned(rows_of(label), tensor.shape, shape))
-    return agreed(found)
+    return _entrywise(call, call.args, call.kwargs)
 
 
-def linear_pointwise(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def _entrywise(call: Call, *values: Any) -> Rows:
+    shape = call.result.shape
+    return agreed(
+        [
+            aligned(label, tensor.shape, shape)
+            for tensor in tensors_in(values)
+            if (label := call.see(tensor)) is not None
+        ]
+    )
+
+
+def linear_pointwise(call: Call) -> Result:
     """Pointwise and linear: a sum over rows times a constant, or plus another, stays a sum."""
-    labels = labels_of(see, (args, kwargs))
+    labels = call.labels(call.args, call.kwargs)
     if labels and all(isinstance(label, Summed) for label in labels):
         return labels[0]
-    return pointwise(see, args, kwargs, out)
+    return pointwise(call)
 
 
-def scaling(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
-    """A product or quotient: a sum over rows may be multiplied with one constant."""
-    first, *others = args
-    if isinstance(first, Tensor) and isinstance(see(first), Summed):
-        counts = [t for t in tensors_in((others, kwargs)) if see(t) is not None]
+def scaling(call: Call) -> Result:
+    """A quotient: a sum over rows may be divided by one constant."""
+    first, *others = call.args
+    if isinstance(first, Tensor) and isinstance(call.see(first), Summed):
+        counts = [t for t in tensors_in((others, call.kwargs)) if call.see(t) is not None]
         # A mean by hand, sum / count: whoever reads the loss puts a fixed count in its place.
-        if any(t.requires_grad or not isinstance(see(t), Summed) for t in counts):
+        if any(t.requires_grad or not isinstance(call.see(t), Summed) for t in counts):
             raise Meet
-        return see(first)
-    return pointwise(see, args, kwargs, out)
+        return call.see(first)
+    return pointwise(call)
 
 
-def multiplying(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def multiplying(call: Call) -> Result:
     """A product, in either order."""
-    labels = labels_of(see, args)
+    labels = call.labels(call.args)
     if len(labels) == 1 and isinstance(labels[0], Summed):
         return labels[0]
-    return pointwise(see, args, kwargs, out)
+    return pointwise(call)
 
 
-def unchanged(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def unchanged(call: Call) -> Result:
     """The first argument in another type, memory or graph; the others only say which."""
-    return see(args[0])
+    return call.label
 
 
-def where(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def where(call: Call) -> Result:
     """torch.where(condition, a, b); with the condition alone it picks positions."""
-    if len(args) + len(kwargs) == 1:
+    if len(call.args) + len(call.kwargs) == 1:
         raise Lost
-    return pointwise(see, args, kwargs, out)
+    return pointwise(call)
 
 
-def like(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def like(call: Call) -> Result:
     """New contents: in the shape of the first argument they may as well have its rows."""
-    label = see(args[0])
-    return label if isinstance(label, Rows) and out.shape == args[0].shape else None
+    label = call.label
+    return label if isinstance(label, Rows) and call.out.shape == call.value.shape else None
 
 
 def along(at: int, default: Any = None, name: str = "dim", linear: bool = False) -> Family:
     """A reduction or scan along the axes in argument `at`; None stands for all of them."""
 
-    def family(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
-        value = args[0]
-        label = see(value)
+    def family(call: Call) -> Result:
+        value, label = call.value, call.label
         if linear and isinstance(label, Summed):
             return label
-        if labels_of(see, (args[1:], kwargs)):
-            raise Lost
+        call.refuse_others(Lost)
         rows = rows_of(label)
-        dims = argument(args, kwargs, at, name, default)
-        if dims is None and "axis" in kwargs:
-            dims = kwargs["axis"]
+        dims = call.argument(at, name, default)
+        if dims is None and "axis" in call.kwargs:
+            dims = call.kwargs["axis"]
         if isinstance(dims, Tensor):
             raise Lost
         if dims is None or isinstance(dims, bool):
@@ -107,164 +105,162 @@ def along(at: int, default: Any = None, name: str = "dim", linear: bool = False)
         dims = {from_front(d, value.ndim) for d in ([dims] if isinstance(dims, int) else dims)}
         if not dims:
             dims = set(range(value.ndim))
-        axis, inner = place_of(rows, value.shape)
+        axis, inner = call.place
         if axis in dims:
             if linear and rows.order is None:
                 return SUMMED
             raise Meet
-        shape = next(tensors_in(out)).shape
-        before = sum(d < axis for d in dims) if len(shape) < value.ndim else 0
-        return rows.at(shape, axis - before, inner)
+        before = sum(d < axis for d in dims) if call.result.ndim < value.ndim else 0
+        return call.stays(axis - before, inner)
 
     return family
 
 
-def extreme(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def extreme(call: Call) -> Result:
     """max and min: of two tensors entry by entry, or along an axis."""
-    two = len(args) > 1 and isinstance(args[1], Tensor) and isinstance(out, Tensor)
-    return (pointwise if two else along(1))(see, args, kwargs, out)
+    args = call.args
+    two = len(args) > 1 and isinstance(args[1], Tensor) and isinstance(call.out, Tensor)
+    return pointwise(call) if two else _over_axis_1(call)
 
 
-def compared(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+_over_axis_1 = along(1)
+
+
+def compared(call: Call) -> Result:
     """Two tensors compared along an axis, which is gone afterwards: cosine_similarity."""
-    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-    dim = from_front(argument(args, kwargs, 2, "dim", 1), len(shape))
-    found = [
-        aligned(rows_of(label), t.shape, shape) for t in args[:2] if (label := see(t)) is not None
-    ]
-    rows = agreed(found)
+    left, right = call.args[:2]
+    shape = torch.broadcast_shapes(left.shape, right.shape)
+    dim = from_front(call.argument(2, "dim", 1), len(shape))
+    rows = agreed(
+        [
+            aligned(label, t.shape, shape)
+            for t in (left, right)
+            if (label := call.see(t)) is not None
+        ]
+    )
     axis, inner = place_of(rows, shape)
     if axis == dim:
         raise Meet
-    return rows.at(out.shape, axis - (dim < axis), inner)
+    return rows.at(call.out.shape, axis - (dim < axis), inner)
 
 
-def matrices(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def matrices(call: Call) -> Result:
     """Functions of the matrices in the last two axes."""
-    value, rows = args[0], rows_of(see(args[0]))
-    if labels_of(see, (args[1:], kwargs)):
-        raise Lost
-    axis, inner = place_of(rows, value.shape)
-    if axis >= value.ndim - 2:
+    call.refuse_others(Lost)
+    axis, inner = call.place
+    if axis >= call.value.ndim - 2:
         raise Meet
-    return [rows.at(t.shape, axis, inner) for t in tensors_in(out)]
+    return [call.stays(axis, inner, t) for t in tensors_in(call.out)]
 
 
-def trailing(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def trailing(call: Call) -> Result:
     """A normalisation over the last axes that argument 1 lists."""
-    value, count = args[0], len(argument(args, kwargs, 1, "normalized_shape"))
-    if labels_of(see, (args[1:], kwargs)):
+    count = len(call.argument(1, "normalized_shape"))
+    call.refuse_others(Meet)
+    if call.place[0] >= call.value.ndim - count:
         raise Meet
-    rows = rows_of(see(value))
-    if place_of(rows, value.shape)[0] >= value.ndim - count:
+    return call.rows
+
+
+def leading(call: Call) -> Result:
+    """An operation on each entry of the first axis by itself: convolutions, pools, resizing."""
+    call.refuse_others(Meet)  # a kernel or a weight that rows have made
+    return _leading(call)
+
+
+def _leading(call: Call) -> Rows:
+    value, shape = call.value, call.result.shape
+    axis, inner = call.place
+    if axis != 0 or shape[0] != value.shape[0] or value.ndim < 2:
         raise Meet
+    return call.stays(0, inner)
+
+
+def convolved(call: Call) -> Result:
+    """A convolution by a constant kernel. Without an axis of rows the first is the channels'."""
+    if call.value.ndim != call.argument(1, "weight").ndim:
+        raise Meet
+    return leading(call)
+
+
+def leading_pair(call: Call) -> Result:
+    """The same with a second argument by row: the grid of grid_sample, the state of a cell."""
+    rows = _leading(call)
+    for other in tensors_in(call.args[1]):
+        if (label := call.see(other)) is not None:
+            axis, inner = place_of(label, other.shape)
+            if axis != 0 or other.shape[0] != call.value.shape[0]:
+                raise Meet
+            agreed([rows, rows_of(label).at(call.result.shape, 0, inner)])
+    call.refuse_others(Meet, first=2)
     return rows
 
 
-def leading(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
-    """An operation on each entry of the first axis by itself: convolutions, pools, resizing."""
-    value, shape = args[0], next(tensors_in(out)).shape
-    if labels_of(see, (args[1:], kwargs)):
-        raise Meet  # a kernel or a weight that rows have made
-    rows = rows_of(see(value))
-    axis, inner = place_of(rows, value.shape)
-    if axis != 0 or shape[0] != value.shape[0] or value.ndim < 2:
-        raise Meet
-    return rows.at(shape, 0, inner)
-
-
-def convolved(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
-    """A convolution by a constant kernel. Without an axis of rows the first is the channels'."""
-    if args[0].ndim != argument(args, kwargs, 1, "weight").ndim:
-        raise Meet
-    return leading(see, args, kwargs, out)
-
-
-def leading_pair(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
-    """The same with a second argument by row: the grid of grid_sample, the state of a cell."""
-    label = leading(see, args[:1], {}, out)
-    assert isinstance(label, Rows)
-    shape = next(tensors_in(out)).shape
-    for other in tensors_in(args[1]):
-        if (also := see(other)) is not None:
-            axis, inner = place_of(also, other.shape)
-            if axis != 0 or other.shape[0] != args[0].shape[0]:
-                raise Meet
-            agreed([label, rows_of(also).at(shape, 0, inner)])
-    if labels_of(see, (args[2:], kwargs)):
-        raise Meet
-    return label
-
-
-def first_alone(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def first_alone(call: Call) -> Result:
     """Pointwise in the first argument, with constants that have other shapes: prelu, bucketize."""
-    if labels_of(see, (args[1:], kwargs)):
-        raise Meet
-    return pointwise(see, args[:1], {}, out)
+    call.refuse_others(Meet)
+    return _entrywise(call, call.value)
 
 
-def batch_norm(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def batch_norm(call: Call) -> Result:
     """With given statistics it is pointwise; with the batch's own the examples meet."""
-    if argument(args, kwargs, 5, "training", False):
+    if call.argument(5, "training", False):
         raise Meet
-    return leading(see, args, kwargs, out)
+    return leading(call)
 
 
-def sort(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def sort(call: Call) -> Result:
     """Along another axis each row is sorted by itself. One number per row: the rows are put in
     order, which the indices tell."""
-    value, rows = args[0], rows_of(see(args[0]))
-    dim = from_front(argument(args, kwargs, 1, "dim", -1), value.ndim)
+    value, rows = call.value, call.rows
     place = rows.place(value.shape)
-    if place is None or place[0] != dim:
-        return along(1, -1)(see, args, kwargs, out)
-    if value.ndim != 1 or isinstance(out, Tensor):
+    if place is None or place[0] != call.axis(1, -1):
+        return _sorted_along(call)
+    if value.ndim != 1 or isinstance(call.out, Tensor):
         raise Meet
     owners = rows.owners(value.shape, 0, place[1], value.device)
-    return [Rows(1, rows.batch, owners[out[1]]), Meeting("'sort'")]
+    return [Rows(1, rows.batch, owners[call.out[1]]), Meeting("'sort'")]
 
 
-def gather(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+_sorted_along = along(1, -1)
+
+
+def gather(call: Call) -> Result:
     """Entries picked or put along one axis, by indices of the same number of axes."""
-    value, dim = args[0], argument(args, kwargs, 1, "dim")
+    value, out, dim = call.value, call.out, call.argument(1, "dim")
     if not isinstance(dim, int):  # take_along_dim(input, indices, dim)
-        dim = argument(args, kwargs, 2, "dim")
+        dim = call.argument(2, "dim")
     if not isinstance(dim, int):
         raise Lost
     dim = from_front(dim, value.ndim)
-    tensors = [t for t in tensors_in((args, kwargs)) if see(t) is not None]
-    found = []
-    for tensor in tensors:
-        rows = rows_of(see(tensor))
-        axis, inner = place_of(rows, tensor.shape)
+
+    def where(tensor: Tensor, axis: int) -> int:
         if tensor.ndim != value.ndim or axis == dim or tensor.shape[axis] != out.shape[axis]:
             raise Meet
-        found.append(rows.at(out.shape, axis, inner))
-    return agreed(found)
+        return axis
+
+    return call.joint((call.args, call.kwargs), where)
 
 
-def loss(see: See, args: Args, kwargs: dict[str, Any], out: Any) -> Result:
+def loss(call: Call) -> Result:
     """A loss of input and target: one number for each target, their sum or their mean."""
-    value, target = args[0], argument(args, kwargs, 1, "target")
-    if labels_of(see, (args[2:], [v for k, v in kwargs.items() if k != "target"])):
+    value, out, target = call.value, call.out, call.argument(1, "target")
+    if call.labels(call.args[2:], [v for k, v in call.kwargs.items() if k != "target"]):
         raise Meet  # weights that rows have made
-    found = []
+    labels = []
     for tensor in (value, target):
-        label = see(tensor)
+        label = call.see(tensor)
         if label is None:
             continue
         rows = rows_of(label)
         if rows.order is not None:
             raise Meet
-        if rows.count > 1:
-            axis, inner = place_of(rows, tensor.shape)
-            if axis == 1 and tensor is value and value.ndim != target.ndim:
-                raise Meet  # the classes
-            found.append(rows.at((tensor.shape[axis],), 0, inner))
-    if found:
-        agreed(found)
+        axis, inner = place_of(rows, tensor.shape)
+        if axis == 1 and tensor is value and value.ndim != target.ndim:
+            raise Meet  # the classes
+        labels.append(rows.at((tensor.shape[axis],), 0, inner))
+    agreed(labels)
     if out.ndim == 0:
         return SUMMED
-    rows = rows_of(see(value))
-    axis, inner = place_of(rows, value.shape)
-    return rows.at(out.shape, axis - (axis > 1 and out.ndim < value.ndim), inner)
+    axis, inner = call.place
+    return call.stays(axis - (axis > 1 and out.ndim < value.ndim), inner)

@@ -7,11 +7,14 @@ linear layers. Only the check that would hand the call back to the capture is ta
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
 
-from vestige.gradients.capture import Capture
+from vestige.gradients.rules.base import rule
+
+if TYPE_CHECKING:
+    from vestige.gradients.capture import Capture
 
 _BODY = types.FunctionType(
     F.multi_head_attention_forward.__code__,
@@ -21,10 +24,8 @@ _BODY = types.FunctionType(
 _BODY.__kwdefaults__ = F.multi_head_attention_forward.__kwdefaults__
 
 
-def attention(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(F.multi_head_attention_forward)
+def attention(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
     """Multi-head attention, operation by operation."""
     with capture:
         return _BODY(*args, **kwargs)
-
-
-TABLE: dict[Any, Any] = {F.multi_head_attention_forward: attention}

@@ -1,4 +1,4 @@
-"""Convolution weights: per-example gradients as products with unfolded columns, or Gram matrices.
+"""Rule for convolutions: gradients as products with unfolded columns, or Gram matrices.
 
 With a the (d, t) columns of an example's padded input (d = channels x kernel, t = output positions)
 and g its (p, t) output gradient, the example's weight gradient is g a^T. Where t is large that
@@ -8,14 +8,28 @@ matrices and the clipped sum from the ordinary weight gradient of the scaled out
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vestige.gradients.uses import Use, add_product, gram_norms, row_squares, zero_rows
+from vestige.gradients.refs import Ref, Uncovered
+from vestige.gradients.rows import Rows
+from vestige.gradients.rules.base import Uses, plain, rule
+from vestige.gradients.uses import (
+    PerExample,
+    Use,
+    add_product,
+    gram_norms,
+    row_squares,
+    zero_rows,
+)
+
+if TYPE_CHECKING:
+    from vestige.gradients.capture import Capture
 
 # Numbers held at a time: about what a CPU's cache takes, many for a GPU.
 NUMBERS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}
@@ -178,3 +192,56 @@ class Convolved(Use):
             self._product = zero_rows(self._product, bad)
         else:
             self.x, self.g = zero_rows(self.x, bad), zero_rows(self.g, bad)
+
+
+@rule(F.conv1d, F.conv2d, F.conv3d)
+def convolution(
+    capture: Capture,
+    function: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *settings: Any,
+    **named: Any,
+) -> Any:
+    """A convolution; `settings` and `named` are stride, padding, dilation and groups."""
+    w, b = capture.find(weight), capture.find(bias)
+    if not (w or b):
+        return NotImplemented
+    rows = rows_first(capture, input, [w, b], weight.ndim)
+    kernel = plain(w, weight)
+    out = function(input, kernel, plain(b, bias), *settings, **named)
+    geometry = Geometry.of(weight, *settings, **named)
+    saved = capture.saved(input) if w else None
+
+    def uses(g: Tensor) -> Uses:
+        dtype = capture.dtype
+        g = g.to(dtype)
+        parts: Uses = []
+        if b:
+            parts.append(b.use(PerExample(g.flatten(2).sum(2))))
+        if w and saved:
+            parts.append(w.use(Convolved(saved().to(dtype), g, kernel.to(dtype), geometry)))
+        return parts
+
+    out = capture.tap(out, [w, b], uses)
+    capture.follows(rows, input, out)
+    return out
+
+
+def rows_first(
+    capture: Capture, input: Tensor, refs: Sequence[Ref | None], ndim: int | None = None
+) -> Rows:
+    """The rows of images, one to a row on the first axis, whatever batch_first says."""
+    if ndim is not None and input.ndim != ndim:
+        raise Uncovered(
+            f"a convolution is given an input of {input.ndim} axes, where rows, channels and "
+            f"positions make {ndim}"
+        )
+    rows = None
+    if not capture.find(input):
+        rows = capture.rows_in(input, refs, "a convolution or channel norm", input.ndim - 1)
+    # Rows in another order, or several images to a row: the module runs row by row.
+    if rows is None or rows.order is not None or input.shape[0] != capture.rows:
+        raise Uncovered("a convolution or channel norm whose first axis is not the batch")
+    return rows

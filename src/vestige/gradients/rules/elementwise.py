@@ -6,18 +6,25 @@ The parameter is repeated along the batch axis and autograd then returns its gra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from vestige.gradients.capture import Capture
 from vestige.gradients.following import follow
 from vestige.gradients.refs import Ref
 from vestige.gradients.rows import Meeting, Rows
+from vestige.gradients.rules.base import rule
+
+if TYPE_CHECKING:
+    from vestige.gradients.capture import Capture
+
+_METHODS = ["add", "sub", "mul", "div", "true_divide", "add_", "sub_", "mul_", "div_", "__rsub__"]
+_BINARY = [getattr(torch.Tensor, name) for name in _METHODS]
 
 
-def elementwise(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(*_BINARY, torch.add, torch.sub, torch.mul, torch.div, torch.true_divide)
+def elementwise(capture: Capture, func: Any, *args: Any, **kwargs: Any) -> Any:
     """A broadcasting operation between batched tensors and parameters."""
     refs = [capture.find(a) for a in args]
     if not any(refs) or any(capture.find(v) for v in kwargs.values()):
@@ -38,16 +45,16 @@ def _joint_rows(
     capture: Capture, others: list[Tensor], refs: list[Ref | None], shape: Sequence[int]
 ) -> Rows | None:
     """The rows that the arguments give to the result, None if they are constants."""
-    found = [
+    batched = [
         (o, rows)
         for o in others
         if (rows := capture.rows_in(o, refs, "a pointwise operation", channels=0)) is not None
     ]
-    if not found:
+    if not batched:
         return None
-    labels = {id(o): rows for o, rows in found}
+    labels = {id(o): rows for o, rows in batched}
     result = torch.empty(shape, device="meta")
-    label = follow(torch.mul, labels, tuple(o for o, _ in found), {}, result)
+    label = follow(torch.mul, labels, tuple(o for o, _ in batched), {}, result)
     if isinstance(label, Meeting):
         raise label.refusal()
     assert isinstance(label, Rows)
@@ -66,14 +73,13 @@ def _along(capture: Capture, ref: Ref, shape: Sequence[int], rows: Rows) -> Tens
     return capture.lift(ref, size, rows.at(size, *place))
 
 
-def expand(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(torch.Tensor.expand)
+def expand(capture: Capture, _: Any, value: Tensor, *sizes: Any, **kwargs: Any) -> Any:
     """A class token or a learned query handed to every row: token.expand(rows, -1, -1)."""
-    value, *sizes = args
     ref = capture.find(value)
     if ref is None or kwargs:
         return NotImplemented
-    if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
-        sizes = list(sizes[0])
+    sizes = _numbers(sizes)
     shape = [1] * (len(sizes) - ref.value.ndim) + list(ref.value.shape)
     wide = [old if new == -1 else new for new, old in zip(sizes, shape, strict=True)]
     grown = [i for i, (new, old) in enumerate(zip(wide, shape, strict=True)) if new != old]
@@ -84,20 +90,25 @@ def expand(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return capture.lift(ref, wide, capture.tracker.on_axis(wide, axes[0]))
 
 
-def repeat(capture: Capture, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(torch.Tensor.repeat)
+def repeat(capture: Capture, func: Any, value: Tensor, *times: Any, **kwargs: Any) -> Any:
     """The same with token.repeat(rows, 1, 1)."""
-    value, *times = args
-    if len(times) == 1 and isinstance(times[0], tuple | list):
-        times = list(times[0])
+    times = _numbers(times)
     if capture.find(value) is None or len(times) != value.ndim:
         return NotImplemented
     if any(t != 1 and value.shape[i] != 1 for i, t in enumerate(times)):
         return NotImplemented
     sizes = [t * n for t, n in zip(times, value.shape, strict=True)]
-    return expand(capture, func, (value, *sizes), kwargs)
+    return expand(capture, func, value, *sizes, **kwargs)
 
 
-def prelu(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _numbers(given: tuple[Any, ...]) -> tuple[int, ...]:
+    """Numbers that are given one by one, or as one sequence."""
+    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], tuple | list) else given
+
+
+@rule(torch.prelu)
+def prelu(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
     """max(x, 0) + weight * min(x, 0), the weight one number or one per channel."""
     x, weight = (*args, *kwargs.values())
     ref = capture.find(weight)
@@ -113,13 +124,3 @@ def prelu(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     # The weight is one-dimensional: the channels become an axis of their own.
     slope = capture.lift(ref, flat, capture.tracker.on_axis(flat, 0))
     return x.clamp(min=0) + slope.reshape(capture.rows, *channels[1:]) * x.clamp(max=0)
-
-
-_BINARY = ["add", "sub", "mul", "div", "true_divide", "add_", "sub_", "mul_", "div_", "__rsub__"]
-TABLE: dict[Any, Any] = {
-    **{getattr(torch.Tensor, name): elementwise for name in _BINARY},
-    **{getattr(torch, name): elementwise for name in ("add", "sub", "mul", "div", "true_divide")},
-    torch.Tensor.expand: expand,
-    torch.Tensor.repeat: repeat,
-    torch.prelu: prelu,
-}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -22,9 +22,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from vestige.errors import UnsupportedModel, VestigeError
-from vestige.gradients.capture import Capture
 from vestige.gradients.refs import Ref, Uncovered
 from vestige.gradients.rows import Rows
+
+if TYPE_CHECKING:
+    from vestige.gradients.capture import Capture
 
 # Every way these use their parameters is covered, so there is nothing to shadow.
 _COVERED = (

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vestige.errors import UnsupportedModel
-from vestige.gradients.capture import Capture, Uses
 from vestige.gradients.refs import Ref, Uncovered
 from vestige.gradients.rows import Rows
+from vestige.gradients.rules.base import Uses, plain, rule
 from vestige.gradients.uses import Outer, PerExample, row_squares
 
-
-def plain(ref: Ref | None, value: Any) -> Any:
-    """The argument as autograd may see it: detached if it is a parameter."""
-    return ref.value if ref else value
+if TYPE_CHECKING:
+    from vestige.gradients.capture import Capture
 
 
 def positions(value: Tensor) -> Tensor:
@@ -51,49 +49,51 @@ def _input(capture: Capture, value: Any, refs: Sequence[Ref | None], what: str) 
     return rows
 
 
-def linear(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(F.linear)
+def linear(
+    capture: Capture, _: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Any:
     """x W^T + b."""
+    w, b = capture.find(weight), capture.find(bias)
+    if not (w or b):
+        return NotImplemented
+    rows = _input(capture, input, [w, b], "linear")
+    out = F.linear(input, plain(w, weight), plain(b, bias))
+    # A frozen weight needs no input: then it is not kept alive.
+    saved = capture.saved(input) if w else None
 
-    def call(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-        w, b = capture.find(weight), capture.find(bias)
-        if not (w or b):
-            return NotImplemented
-        x, rows = input, _input(capture, input, [w, b], "linear")
-        out = F.linear(x, plain(w, weight), plain(b, bias))
-        # A frozen weight needs no input: then it is not kept alive.
-        saved = capture.saved(x) if w else None
+    def uses(g: Tensor) -> Uses:
+        g = capture.by_row(g, after)
+        # Without positions, weight and bias need the same norms of g.
+        squares = row_squares(g, factor=True) if g.ndim == 2 else None
+        parts: Uses = []
+        if w and saved:
+            a = positions(capture.by_row(saved(), rows))
+            parts.append(w.use(Outer(a, positions(g), squares)))
+        if b:
+            parts.append(b.use(summed(g, squares)))
+        return parts
 
-        def uses(g: Tensor) -> Uses:
-            g = capture.by_row(g, after)
-            # Without positions, weight and bias need the same norms of g.
-            squares = row_squares(g, factor=True) if g.ndim == 2 else None
-            found: Uses = []
-            if w and saved:
-                a = positions(capture.by_row(saved(), rows))
-                found.append(w.use(Outer(a, positions(g), squares)))
-            if b:
-                found.append(b.use(summed(g, squares)))
-            return found
-
-        out = capture.tap(out, [w, b], uses)
-        after = capture.follows(rows, x, out)
-        return out
-
-    return call(*args, **kwargs)
+    out = capture.tap(out, [w, b], uses)
+    after = capture.follows(rows, input, out)
+    return out
 
 
-def matmul(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
+def matmul(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
     """x W or W x for a matrix parameter (or a view of one) and a batched x."""
     left, right = (*args, *kwargs.values())
-    return _product(capture, left, right, None, None)
+    return _product(capture, left, right)
 
 
-def rmatmul(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(torch.Tensor.__rmatmul__)
+def rmatmul(capture: Capture, _: Any, right: Any, left: Any) -> Any:
     """The reflected operator: other @ self."""
-    return _product(capture, args[1], args[0], None, None)
+    return _product(capture, left, right)
 
 
-def addmm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(torch.addmm)
+def addmm(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
     """b + x W, as in the fused linear layer of GPT-2."""
     if kwargs or len(args) != 3:
         return NotImplemented
@@ -101,11 +101,11 @@ def addmm(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     b = capture.find(bias)
     if b and b.value.ndim != 1:
         return NotImplemented
-    return _product(capture, left, right, b, bias)
+    return _product(capture, left, right, bias)
 
 
-def _product(capture: Capture, left: Any, right: Any, b: Ref | None, bias: Any) -> Any:
-    w_left, w_right = capture.find(left), capture.find(right)
+def _product(capture: Capture, left: Any, right: Any, bias: Any = None) -> Any:
+    w_left, w_right, b = capture.find(left), capture.find(right), capture.find(bias)
     if not (w_left or w_right or b):
         return NotImplemented
     if w_left and w_right:
@@ -123,24 +123,25 @@ def _product(capture: Capture, left: Any, right: Any, b: Ref | None, bias: Any) 
     saved = capture.saved(x) if w else None
 
     def uses(g: Tensor) -> Uses:
-        found: Uses = []
+        parts: Uses = []
         g = capture.by_row(g, after)
         if w and saved:
             a, h = capture.by_row(saved(), rows), g
             if w_left:  # (p, d) @ (n, d, t): move the positions before the features
                 a, h = a.transpose(-1, -2), h.transpose(-1, -2)
             a, h = positions(a), positions(h)
-            found.append(w.use(Outer(a, h) if w_left else Outer(h, a)))
+            parts.append(w.use(Outer(a, h) if w_left else Outer(h, a)))
         if b:
-            found.append(b.use(summed(g)))
-        return found
+            parts.append(b.use(summed(g)))
+        return parts
 
     out = capture.tap(out, [w, b], uses)
     after = capture.follows(rows, x, out)
     return out
 
 
-def einsum(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@rule(torch.einsum)
+def einsum(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
     """Any einsum whose batched operands and output have the rows on one letter."""
     if kwargs or len(args) < 2 or not isinstance(args[0], str):
         return NotImplemented
@@ -160,7 +161,7 @@ def einsum(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return torch.einsum(equation, *lifted)
     inputs, output = equation.split("->")
     terms = inputs.split(",")
-    letters, found = set(), []
+    letters, batched = set(), []
     for term, ref, operand in zip(terms, refs, operands, strict=True):
         if ref is None:
             rows = capture.rows_in(operand, refs, "einsum", channels=0)
@@ -168,11 +169,11 @@ def einsum(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, An
             if rows is None or place is None:
                 return NotImplemented
             letters.add(term[place[0]])
-            found.append((rows, operand.shape[place[0]], place[1]))
+            batched.append((rows, operand.shape[place[0]], place[1]))
     letter = letters.pop() if letters else ""
     if letters or not letter or output.count(letter) != 1:
         return NotImplemented
-    rows, size, inner = found[0]
+    rows, size, inner = batched[0]
     for i, ref in enumerate(refs):
         if ref is not None:
             if letter in terms[i]:
@@ -183,16 +184,3 @@ def einsum(capture: Capture, _: Any, args: tuple[Any, ...], kwargs: dict[str, An
     # Through the tracker, which sees whether the operands' rows agree.
     with capture:
         return torch.einsum(",".join(terms) + "->" + output, *operands)
-
-
-TABLE: dict[Any, Any] = {
-    F.linear: linear,
-    torch.matmul: matmul,
-    torch.mm: matmul,
-    torch.Tensor.matmul: matmul,
-    torch.Tensor.mm: matmul,
-    torch.Tensor.__matmul__: matmul,
-    torch.Tensor.__rmatmul__: rmatmul,
-    torch.addmm: addmm,
-    torch.einsum: einsum,
-}

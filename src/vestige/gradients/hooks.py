@@ -1,0 +1,147 @@
+"""Hooks that the capture puts on a model, its parameters and its tensors.
+
+None of them follows a model that is copied by `copy.deepcopy` or saved by `torch.save`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from vestige.errors import UnsupportedModel
+from vestige.gradients.rows import Meeting, Rows
+from vestige.gradients.tracker import Tracker
+
+if TYPE_CHECKING:
+    from vestige.gradients.capture import Capture
+
+# Facts about a tensor that are not its contents; lengths may follow from contents nevertheless.
+LENGTHS = {
+    torch.Tensor.size,
+    torch.Tensor.numel,
+    torch.Tensor.nelement,
+    torch.Tensor.__len__,
+    torch.Tensor.shape.__get__,  # type: ignore[attr-defined]
+}
+FACTS = {
+    *LENGTHS,
+    torch.Tensor.dim,
+    torch.Tensor.stride,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_contiguous,
+    torch.Tensor.get_device,
+    *(
+        getattr(torch.Tensor, name).__get__
+        for name in "dtype device ndim requires_grad layout is_cuda is_sparse".split()
+    ),
+}
+
+
+class Hook:
+    """A bound method as a hook that turns into a no-op when the model is copied or pickled."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return do_nothing
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()
+
+
+def do_nothing(*_: Any) -> None:
+    """What a copied model has in place of the capture's hooks."""
+
+
+def _nothing() -> Callable[..., None]:
+    return do_nothing
+
+
+class Interruptible:
+    """How the root is called: Ctrl-C runs none of torch's hooks, so the forward is left here.
+
+    torch keeps this attribute out of copies and pickles.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._capture.module._call_impl(*args, **kwargs)
+        except Exception:
+            raise  # the hooks have run
+        except BaseException:
+            self._capture.stop_watching()
+            raise
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+
+class FollowedHook(TorchFunctionMode):
+    """A gradient hook of the model: what it makes of a gradient must keep the tensor's rows."""
+
+    def __init__(self, hook: Callable[[Tensor], Any], tracker: Tracker, rows: Rows) -> None:
+        super().__init__()
+        self._hook, self._tracker, self._rows = hook, tracker, rows
+
+    def __call__(self, g: Tensor) -> Any:
+        self._tracker.give(g, self._rows)
+        with self:
+            out = self._hook(g)
+        for value in (g, out):
+            label = self._tracker.label(value) if isinstance(value, Tensor) else self._rows
+            if isinstance(label, Meeting):
+                raise label.refusal()
+            if not (isinstance(label, Rows) and label.same(self._rows)):
+                raise Meeting("a gradient hook").refusal()
+        return out
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in FACTS:
+            return func(*args, **kwargs)
+        seen = self._tracker.before(args, kwargs)
+        out = func(*args, **kwargs)
+        self._tracker.follow(func, seen, args, kwargs, out)
+        return out
+
+
+class Refusal:
+    """Refuses a gradient that reaches an output in which examples meet."""
+
+    def __init__(self, label: Meeting) -> None:
+        self._label = label
+
+    def __call__(self, _: Tensor) -> None:
+        raise self._label.refusal()
+
+
+class Guard:
+    """Refuses a gradient that reaches a parameter without having gone through a rule."""
+
+    off = False  # of all models while synthetic rows are differentiated by plain autograd
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, _: Tensor) -> None:
+        if Guard.off:
+            return
+        raise UnsupportedModel(
+            f"parameter {self.name!r} received a gradient that was not captured per example. It "
+            "was used outside the model's forward call (call the model itself, not its parts), in "
+            "a regularisation term of the loss (use the optimizer's weight_decay), under gradient "
+            "checkpointing or torch.compile, or by an operation that Vestige does not see."
+        )

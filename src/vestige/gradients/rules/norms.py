@@ -1,0 +1,176 @@
+"""Rules for normalisation layers: layer, root-mean-square, group and instance norm.
+
+Each is a normalisation followed by weight * x + bias. The normalised x is computed again for the
+weight's gradient, so that it need not be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vestige.errors import UnsupportedModel
+from vestige.gradients.refs import Uncovered
+from vestige.gradients.rules.base import Uses, plain, rule
+from vestige.gradients.rules.convolution import rows_first
+from vestige.gradients.uses import PerExample
+
+if TYPE_CHECKING:
+    from vestige.gradients.capture import Capture
+
+Parameters = tuple[Tensor | None, Tensor | None]  # weight and bias
+
+
+def _affine(
+    capture: Capture,
+    input: Tensor,
+    parameters: Parameters,
+    run: Callable[[Any, Any, Any], Tensor],
+    reduce: Callable[[Tensor], Tensor],
+    channels: int,
+) -> Any:
+    """`run(x, weight, bias)` normalises; `reduce` sums (n, ...) to (n, *shape of the parameter).
+
+    The last `channels` axes of the input must not have the rows.
+    """
+    w, b = map(capture.find, parameters)
+    if not (w or b):
+        return NotImplemented
+    rows = (
+        None if capture.find(input) else capture.rows_in(input, [w, b], "a normalisation", channels)
+    )
+    if rows is None:
+        raise Uncovered("a normalisation whose input has no batch rows")
+    weight, bias = parameters
+    out = run(input, plain(w, weight), plain(b, bias))
+    saved = capture.saved(input) if w else None
+
+    def uses(g: Tensor) -> Uses:
+        g = capture.by_row(g, rows)
+        parts: Uses = []
+        if w and saved:
+            normal = capture.by_row(run(saved(), None, None), rows)
+            parts.append(w.use(PerExample(reduce(g * normal))))
+        if b:
+            parts.append(b.use(PerExample(reduce(g))))
+        return parts
+
+    out = capture.tap(out, [w, b], uses)
+    capture.follows(rows, input, out)
+    return out
+
+
+def _over_features(
+    capture: Capture,
+    input: Tensor,
+    shape: list[int],
+    parameters: Parameters,
+    run: Callable[[Any, Any, Any], Tensor],
+) -> Any:
+    """A normalisation over the last axes, of this shape, at every position by itself."""
+    axes = len(shape)
+
+    def reduce(value: Tensor) -> Tensor:
+        return value.flatten(1, -1 - axes).sum(1) if value.ndim > axes + 1 else value
+
+    return _affine(capture, input, parameters, run, reduce, axes)
+
+
+@rule(F.layer_norm, torch.layer_norm)
+def layer_norm(
+    capture: Capture,
+    _: Any,
+    input: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *_cudnn: Any,
+) -> Any:
+    """Layer normalisation."""
+
+    def run(x: Tensor, w: Any, b: Any) -> Tensor:
+        return F.layer_norm(x, normalized_shape, w, b, eps)
+
+    return _over_features(capture, input, normalized_shape, (weight, bias), run)
+
+
+@rule(F.rms_norm, torch.rms_norm)
+def rms_norm(
+    capture: Capture,
+    _: Any,
+    input: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Any:
+    """Root-mean-square normalisation."""
+
+    def run(x: Tensor, w: Any, _: Any) -> Tensor:
+        return F.rms_norm(x, normalized_shape, w, eps)
+
+    return _over_features(capture, input, normalized_shape, (weight, None), run)
+
+
+def _over_channels(
+    capture: Capture, input: Tensor, parameters: Parameters, run: Callable[[Any, Any, Any], Tensor]
+) -> Any:
+    """A normalisation of (n, channels, ...) with a weight and a bias for each channel."""
+    refs = [capture.find(value) for value in parameters]
+    if any(refs):
+        rows_first(capture, input, refs)
+
+    def reduce(value: Tensor) -> Tensor:
+        return value.flatten(2).sum(2) if value.ndim > 2 else value
+
+    return _affine(capture, input, parameters, run, reduce, input.ndim - 1)
+
+
+@rule(F.group_norm, torch.group_norm)
+def group_norm(
+    capture: Capture,
+    _: Any,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *_cudnn: Any,
+) -> Any:
+    """Group normalisation."""
+
+    def run(x: Tensor, w: Any, b: Any) -> Tensor:
+        return F.group_norm(x, num_groups, w, b, eps)
+
+    return _over_channels(capture, input, (weight, bias), run)
+
+
+@rule(F.instance_norm)
+def instance_norm(capture: Capture, _: Any, input: Tensor, **options: Any) -> Any:
+    """Instance normalisation without running statistics. (torch names all options.)"""
+    if options.get("running_mean") is not None or not options.get("use_input_stats", True):
+        raise UnsupportedModel(
+            "instance_norm with running statistics averages over private examples: build the "
+            "layer with track_running_stats=False."
+        )
+
+    def run(x: Tensor, w: Any, b: Any) -> Tensor:
+        return F.instance_norm(x, weight=w, bias=b, eps=options["eps"])
+
+    return _over_channels(capture, input, (options.get("weight"), options.get("bias")), run)
+
+
+@rule(F.batch_norm, torch.batch_norm)
+def batch_norm(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
+    """Batch normalisation mixes the examples of a batch: refused, also in functional code."""
+    training = kwargs.get("training", args[5] if len(args) > 5 else False)
+    if not training:
+        return NotImplemented
+    raise UnsupportedModel(
+        "batch_norm mixes the examples of a batch, so no example has a gradient of its own: "
+        "use group_norm (vestige.fix(model) replaces BatchNorm modules)."
+    )

@@ -1,0 +1,113 @@
+"""What a release costs, as public numbers: a sampling rate, a noise multiplier, and how often."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vestige.checks import is_whole
+from vestige.errors import ConfigError
+
+Key = tuple[float, float]
+_NAMES = ("sample_rate", "noise_multiplier", "count")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One Poisson-subsampled Gaussian release, composed with itself `count` times.
+
+    `noise_multiplier` is the effective one: noise standard deviation over the joint sensitivity,
+    with beta already divided out (sigma_eff). Zero means no noise and so no privacy; infinity
+    means that nothing was revealed and costs nothing.
+    """
+
+    sample_rate: float
+    noise_multiplier: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        # Plain Python numbers, so that events compare, hash and serialise the same everywhere.
+        for name in _NAMES[:2]:
+            object.__setattr__(self, name, _number(getattr(self, name), name))
+        if not 0 < self.sample_rate <= 1:
+            raise ConfigError(
+                f"sample_rate {self.sample_rate} is not in (0, 1]: give the probability with which "
+                "each record enters a lot, expected lot size / dataset size"
+            )
+        if not self.noise_multiplier >= 0:
+            raise ConfigError(
+                f"noise_multiplier {self.noise_multiplier} is not >= 0: give the noise standard "
+                "deviation divided by the sensitivity (0 means no privacy)"
+            )
+        if not is_whole(self.count) or self.count < 1:
+            raise ConfigError(
+                f"count {self.count!r} is not a whole number >= 1: give the number of releases"
+            )
+
+    @property
+    def key(self) -> Key:
+        """What equal events have in common: everything but how often."""
+        return self.sample_rate, self.noise_multiplier
+
+    def times(self, count: int) -> Event:
+        """The same release, so often."""
+        return Event(*self.key, count)
+
+    def as_json(self) -> dict[str, Any]:
+        """The event as strict JSON types: an infinite multiplier is the string "inf"."""
+        noise = self.noise_multiplier if math.isfinite(self.noise_multiplier) else "inf"
+        return dict(zip(_NAMES, (self.sample_rate, noise, self.count), strict=True))
+
+    @classmethod
+    def from_json(cls, row: Any) -> Event:
+        """The event that `as_json` gave; ConfigError for anything else."""
+        if not isinstance(row, Mapping) or set(row) != set(_NAMES):
+            raise ConfigError(
+                f"ledger event {row!r} is not a mapping with exactly 'sample_rate', "
+                "'noise_multiplier' and 'count': pass what Ledger.state_dict() returned"
+            )
+        noise = math.inf if row["noise_multiplier"] == "inf" else row["noise_multiplier"]
+        return cls(row["sample_rate"], noise, row["count"])
+
+    def as_row(self) -> list[Any]:
+        """The values of `as_json` alone, as the lines of a ledger file have them."""
+        return list(self.as_json().values())
+
+    @classmethod
+    def from_row(cls, row: Any) -> Event:
+        """The event that `as_row` gave."""
+        return cls.from_json(dict(zip(_NAMES, row, strict=True)))
+
+
+def counts(events: Iterable[Event]) -> Counter[Key]:
+    """How often each kind of event is there."""
+    counted: Counter[Key] = Counter()
+    for event in events:
+        counted[event.key] += event.count
+    return counted
+
+
+def from_counts(counted: Mapping[Key, int]) -> tuple[Event, ...]:
+    """The events of so many of each kind, in a canonical order."""
+    return tuple(Event(*key, count) for key, count in sorted(counted.items()) if count)
+
+
+def merge(events: Iterable[Event]) -> tuple[Event, ...]:
+    """Events with equal ones merged, in a canonical order.
+
+    Each event has a fixed worst case (a dominating pair), so the cost of a composition does not
+    depend on the order of its releases and merging changes no epsilon.
+    """
+    return from_counts(counts(events))
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        if not isinstance(value, bool | str):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(f"{name} {value!r} is not a number: give a float")

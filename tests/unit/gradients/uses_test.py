@@ -1,0 +1,70 @@
+"""Every use agrees with its own dense gradients: norms, weighted sums, dropped examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vestige.gradients.rules.convolution import Convolved, Geometry
+from vestige.gradients.uses import LookedUp, Outer, PerExample, Tied, Use, Viewed
+
+ROWS = 5
+
+
+def r(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def convolved() -> Use:
+    x, weight = r(ROWS, 2, 6, 6), r(3, 2, 3, 3)
+    return Convolved(x, F.conv2d(x, weight), weight, Geometry.of(weight))
+
+
+def viewed() -> Use:
+    parameter = r(4, 3)
+    return Viewed(Outer(r(ROWS, 3), r(ROWS, 2)), parameter, parameter[1:3])
+
+
+USES: dict[str, Callable[[], Use]] = {
+    "per example": lambda: PerExample(r(ROWS, 4, 3)),
+    "one outer product": lambda: Outer(r(ROWS, 3), r(ROWS, 4)),
+    "outer products, few": lambda: Outer(r(ROWS, 2, 30), r(ROWS, 2, 40)),
+    "outer products, many": lambda: Outer(r(ROWS, 50, 3), r(ROWS, 50, 4)),
+    "looked up": lambda: LookedUp(torch.randint(0, 4, (ROWS, 6)), r(ROWS, 6, 3), 4),
+    "a convolution": convolved,
+    "a view": viewed,
+    "tied": lambda: Tied(
+        [Outer(r(ROWS, 3), r(ROWS, 4)), LookedUp(torch.randint(0, 4, (ROWS, 6)), r(ROWS, 6, 3), 4)]
+    ),
+    "tied without a cheap form": lambda: Tied(
+        [PerExample(r(ROWS, 4, 3)), PerExample(r(ROWS, 4, 3))]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_norms_and_sums_are_those_of_the_dense_gradients(name):
+    torch.manual_seed(0)
+    use = USES[name]()
+    dense, factors = use.dense().clone(), torch.rand(ROWS, dtype=torch.float64)
+    assert dense.shape == (ROWS, *use.shape)
+    norms, total = use.square_norms(), torch.zeros(use.shape, dtype=torch.float64)
+    assert torch.allclose(norms, dense.flatten(1).square().sum(1), rtol=1e-9)
+    assert bool((norms >= dense.flatten(1).square().sum(1) * (1 - 1e-12)).all())
+    use.add_weighted(factors, total)
+    assert torch.allclose(total, torch.einsum("n,n...->...", factors, dense), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", USES)
+def test_an_example_that_is_dropped_contributes_nothing(name):
+    torch.manual_seed(0)
+    use = USES[name]()
+    dense = use.dense().clone()
+    use.square_norms()
+    use.drop(torch.tensor([False, True, False, False, False]))
+    total = torch.zeros(use.shape, dtype=torch.float64)
+    use.add_weighted(torch.ones(ROWS, dtype=torch.float64), total)
+    assert torch.allclose(total, dense[[0, 2, 3, 4]].sum(0), rtol=1e-9)
