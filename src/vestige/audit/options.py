@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from vestige import methods
 from vestige.errors import ConfigError
-from vestige.gradients.clip_forms import taken_apart
+from vestige.gradients.clipping import taken_apart
 from vestige.plan import ADJACENCY, at
 from vestige.privacy.accounting import Charge, epsilon, events_of, noise_for
 

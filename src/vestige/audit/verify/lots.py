@@ -27,15 +27,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-<<<<<<< HEAD:src/vestige/audit/lots_check.py
-from vestige.audit.findings import Finding, Report
-from vestige.audit.observation import SETTING, Observation, observe, stretches
-from vestige.gradients.clipping import Clipping
-=======
 from vestige.audit.verify.findings import FALSE_ALARM, Finding, Report, Tested, alarms
 from vestige.audit.verify.runs import OBSERVED, Observation, observe, stretches
-from vestige.gradients.clip_forms import Clipping
->>>>>>> audit:src/vestige/audit/verify/lots.py
+from vestige.gradients.clipping import Clipping
 from vestige.methods import Method, resolve
 
 

@@ -38,7 +38,7 @@ from vestige.audit.verify.findings import (
     first_of_each,
 )
 from vestige.audit.verify.runs import OBSERVED, Observation, Stretch, observe, stretches
-from vestige.gradients.clip_forms import Clipping
+from vestige.gradients.clipping import Clipping
 from vestige.methods import Method, resolve
 
 _SLACK = 1e-6  # of the multipliers' arithmetic

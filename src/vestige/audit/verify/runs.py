@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from vestige.audit.tape import Look, Recording, Tape, flat_charges
 from vestige.engine.privacy_engine import PrivacyEngine
 from vestige.errors import ConfigError
-from vestige.gradients.clip_forms import Clipping
+from vestige.gradients.clipping import Clipping
 from vestige.methods import Method
 from vestige.plan import ADJACENCY, PrivacyPlan
 from vestige.sampling import streams

@@ -13,7 +13,7 @@ from vestige.audit.verify import lots, noise, replay, rows
 from vestige.audit.verify.findings import Finding, Report
 from vestige.audit.verify.loading import one_line
 from vestige.audit.verify.runs import OBSERVED, Observation
-from vestige.gradients.clip_forms import Clipping
+from vestige.gradients.clipping import Clipping
 from vestige.methods import Method, planned_charges
 from vestige.privacy.accounting import events_of
 from vestige.privacy.ledger import Event, merge
