@@ -29,7 +29,7 @@ from vestige.methods import DPFTRL, DPIS, FO, FractionalNoise, Method, correlate
 from vestige.privacy import noise_scales as noise
 from vestige.privacy.ledger import Ledger
 from vestige.release.door import Branch, Door, Release
-from vestige.sampling import loader as sampling
+from vestige.sampling import loader, lots
 from vestige.sampling.loader import Batch, LotSampler
 from vestige.sampling.lots import Poisson
 from vestige.sampling.streams import MEASURE, NOISE, Randomness
@@ -395,7 +395,9 @@ def recalled_late(patch):
     recall, release = Recollection.lot_begins, Run._release
 
     def late(self):
-        recall(self.part(Recollection))
+        memory = self.part(Recollection)
+        if memory is not None:
+            recall(memory)
         return release(self)
 
     patch.setattr(Recollection, "lot_begins", lambda self: None)
@@ -467,7 +469,7 @@ def stand_in_counted(patch):
     def batch(rows, empty, last, number, measures):
         return Batch(rows, False, last, number, measures)
 
-    patch.setattr(sampling, "Batch", batch)
+    patch.setattr(loader, "Batch", batch)
 
 
 def drawn_otherwise(patch, change):
@@ -477,8 +479,8 @@ def drawn_otherwise(patch, change):
 
 @mutant("sampling rate 1.5 times what is charged", {"lots": "sampling rate"})
 def drawn_too_often(patch):
-    draw = sampling.draw_lot
-    patch.setattr(sampling, "draw_lot", lambda r, step, size, rate: draw(r, step, size, 1.5 * rate))
+    draw = lots.draw_lot
+    patch.setattr(lots, "draw_lot", lambda r, step, size, rate: draw(r, step, size, 1.5 * rate))
 
 
 @mutant("one record drawn more often than charged", {"lots": "sampling rate of a record"})
