@@ -10,10 +10,11 @@ from rich.table import Table
 
 from vestige.cli import INTERRUPTED
 from vestige.cli.options import Json
-from vestige.cli.render import in_terminal, print_json, wide_console
+from vestige.cli.render import print_json, wide_console
 from vestige.lab import catalogue, reporting, runner
 from vestige.lab.progress import best_display
 from vestige.lab.rows import ROWS
+from vestige.statement.escaping import in_terminal
 
 
 def reproduce(
