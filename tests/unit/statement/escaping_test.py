@@ -23,10 +23,9 @@ from tests.support.statements import made, whole
 from vestige import statement
 from vestige.checks import one_line
 from vestige.cli.app import app
-from vestige.cli.render import in_terminal
 from vestige.methods import DPSGD
 from vestige.statement import words as page_words
-from vestige.statement.escaping import all_in_markdown, in_code, in_markdown
+from vestige.statement.escaping import all_in_markdown, in_code, in_markdown, in_terminal
 from vestige.train import training
 from vestige.train.config import TrainConfig
 
