@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tests.properties.replay_test import PRIVATE, SMALL, VARIANTS, both, small_settings
 from tests.support.program import plain, run
+from tests.support.replays import PRIVATE, SMALL, VARIANTS, both, small_settings
 from tests.support.zoo import Odd, Tied
 from vestige import ConfigError, PrivacyEngine, PrivacyError, UnsupportedModel, VestigeError
 from vestige.audit.verify.replay import compare

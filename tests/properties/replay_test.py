@@ -9,64 +9,32 @@ published as private and are not must fail this, and do.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
 from tests.support.mutants import history_of_raw_sums
+from tests.support.replays import (
+    LOT,
+    PRIVATE,
+    SIZE,
+    SMALL,
+    STEPS,
+    VARIANTS,
+    both,
+)
 from vestige.audit.tape import Tape
-from vestige.audit.verify.replay import SPARSE, Pair, compare, examine, record, replay, same
-from vestige.audit.verify.runs import Setting, neighbour, records, small_run
+from vestige.audit.verify.replay import SPARSE, compare, examine, record, replay, same
+from vestige.audit.verify.runs import neighbour, records, small_run
 from vestige.geometry import to_hyperspherical
 from vestige.geometry.published import angle_scale
 from vestige.gradients.clipping import Quantile
 from vestige.methods import (
-    DPSAM,
     DPSGD,
-    METHODS,
-    Disk,
-    Doppler,
     DPAdamAC,
     GeoDP,
-    Kalman,
-    resolve,
 )
-
-SIZE, STEPS, LOT = 30, 24, 6
-BETA, CLIP = 0.7, 0.5
-SMALL = Setting(size=SIZE, lot=LOT, steps=STEPS, noise_multiplier=0.8, clip=CLIP)
-
-
-def small_settings(name):
-    known = METHODS[name].__dataclass_fields__
-    wanted = {
-        "beta": BETA,
-        "window": 5,
-        "interval": (3.0, 3.1),
-        "tempering": 0.7,
-        "fixed": 0.3,
-        "bands": 4,
-    }
-    return resolve(name, {key: value for key, value in wanted.items() if key in known})
-
-
-def both(method, data=None, **options):
-    """The recordings of a run and of its replay."""
-    chosen = small_settings(method) if isinstance(method, str) else method
-    setting = replace(SMALL, **options)
-    first = record(chosen, setting, data=data)
-    return Pair(first, record(chosen, setting, frozen=first.looks, data=data))
-
-
-PRIVATE = [name for name, method in METHODS.items() if method.private]
-VARIANTS = [
-    DPSAM(sample="fresh"),
-    Disk(ahead=0.5),
-    Kalman(beta=BETA),
-    Doppler(beta=BETA),
-]
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tests.support.zoo import Odd, Tied
-from tests.unit.engine.privacy_engine_test import (
+from tests.support.loops import (
     epoch,
     lot_sum,
     mean_loss,
@@ -40,6 +39,7 @@ from tests.unit.engine.privacy_engine_test import (
     step,
     weights,
 )
+from tests.support.zoo import Odd, Tied
 from vestige import PrivacyEngine, PrivacyError, UnsupportedModel, VestigeError
 from vestige.sampling.lots import draw_lot
 from vestige.sampling.streams import Randomness

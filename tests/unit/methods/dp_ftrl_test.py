@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.support.dense_noise import dense, node_index, tree_matrix
 from tests.support.small_runs import LOT, SIGMA, STEPS, N, closure_of, flat, private, run
-from tests.unit.release.correlated_test import dense, node_index, tree_matrix
-from tests.unit.updates.passes_test import (
+from tests.support.two_looks import (
     SEED,
     SEGMENTS,
     clipped_sum,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support.small_runs import LOT, SIGMA, STEPS, N, closure_of, flat, private, run
-from tests.unit.updates.passes_test import (
+from tests.support.two_looks import (
     SEGMENTS,
     clipped_sum,
     close,

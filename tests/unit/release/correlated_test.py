@@ -21,7 +21,15 @@ import torch
 from scipy import stats
 from scipy.linalg import block_diag
 
-from tests.support.dense_noise import ORDERS_AND_BANDS, dense
+from tests.support.dense_noise import (
+    ORDERS_AND_BANDS,
+    dense,
+    empty,
+    matrix,
+    node_index,
+    rows_of,
+    tree_matrix,
+)
 from vestige.errors import ConfigError
 from vestige.privacy.factorisation import (
     coefficients,
@@ -63,38 +71,8 @@ class Fresh:
             block.fill_(math.nan)
 
 
-class Units:
-    """Unit vectors: the k-th new index is e_k, so that a row shows its weights."""
-
-    def __init__(self, size):
-        self.size, self.indices = size, []
-
-    def __call__(self, index):
-        assert index not in self.indices, f"draw {index} was used twice"
-        self.indices.append(index)
-        unit = torch.zeros(self.size, dtype=torch.float64)
-        unit[len(self.indices) - 1] = 1
-        yield slice(0, self.size), unit
-
-
-def empty(size, dtype=torch.float64):
-    return torch.zeros(size, dtype=dtype)
-
-
-def rows_of(process, rows):
-    return torch.stack([process.at(row).clone() for row in rows]).numpy()
-
-
 def banded(order, bands, fresh, first=0):
     return Banded(empty(fresh.size), fresh, coefficients(order, bands), first=first)
-
-
-def matrix(make, steps, draws, first=0):
-    """The matrix from fresh draws to rows, and the index of each draw."""
-    units = Units(draws)
-    made = rows_of(make(units), range(first, first + steps))
-    assert not made[:, len(units.indices) :].any()
-    return made[:, : len(units.indices)], units.indices
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, True, None])
@@ -248,14 +226,6 @@ def test_the_empirical_covariance_of_secret_noise(make):
     assert whitened(samples, wrong).min() < 1e-9
 
 
-def node_index(start, length, height, position):
-    """From left to right in the completed tree that starts at row `start`."""
-    completed = 1
-    while completed < length:
-        completed *= 2
-    return 2 * completed * start + position * 2 ** (height + 1) + 2**height - 1
-
-
 class Reference:
     """A tree as a recursion over its nodes: (noise, variance) of the best estimate of each."""
 
@@ -306,15 +276,6 @@ def test_a_tree_is_that_of_the_recursion(length, honaker, first):
     made = rows_of(process, range(first, first + rows))
     expected, _ = reference_rows(length, honaker, rows, size, first)
     np.testing.assert_allclose(made, expected, rtol=0, atol=1e-12)
-
-
-def tree_matrix(length, honaker, rows, first=0):
-    return matrix(
-        lambda units: Tree(empty(units.size), units, length, honaker, first=first),
-        rows,
-        4 * rows + 40,
-        first,
-    )
 
 
 @pytest.mark.parametrize("honaker", [False, True])

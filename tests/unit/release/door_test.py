@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import vestige
+from tests.support.noise_law import FALSE_ALARM, assert_noise, is_noise
 from vestige import ConfigError, PrivacyEngine
 from vestige.gradients.groups import partition
 from vestige.memory.history import History
@@ -31,25 +32,7 @@ from vestige.release.observer import Observer
 from vestige.sampling import streams as randomness
 from vestige.sampling.streams import Randomness
 
-FALSE_ALARM = 1e-8
-
-
 SIGMA, C = 1.3, 0.7
-
-
-def is_noise(values, std):
-    """Whether `values` pass for independent draws from N(0, std^2)."""
-    values = np.asarray(values, dtype=np.float64)
-    chi = float(np.sum((values / std) ** 2))
-    tails = 2 * min(stats.chi2.cdf(chi, len(values)), stats.chi2.sf(chi, len(values)))
-    fits = stats.kstest(values / std, "norm").pvalue
-    return min(tails, fits) > FALSE_ALARM / 2
-
-
-def assert_noise(values, std):
-    assert is_noise(values, std)
-    assert not is_noise(values, std * 2 / 3)
-    assert not is_noise(values, std * 3 / 2)
 
 
 def handed_over(rows, dtype, reduction, batch_size=4, **options):

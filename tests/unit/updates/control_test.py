@@ -18,9 +18,9 @@ from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.support.noise_law import FALSE_ALARM, assert_noise
 from tests.support.small_runs import LOT, SIGMA, STEPS, N, closure_of, flat, net, private, run
-from tests.unit.release.door_test import FALSE_ALARM, assert_noise
-from tests.unit.updates.passes_test import (
+from tests.support.two_looks import (
     SEED,
     SEGMENTS,
     clipped_sum,

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.small_runs import LOT, SIGMA, STEPS, N, closure_of, flat, private, run
-from tests.unit.updates.passes_test import SEED, close, gradients, lots, normals, sgd, watch
+from tests.support.two_looks import SEED, close, gradients, lots, normals, sgd, watch
 from vestige import ConfigError, PrivacyEngine
 from vestige.methods import DPIS
 from vestige.sampling.lots import draw_lot
