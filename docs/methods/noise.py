@@ -1,7 +1,7 @@
 """The noise that each method needs for the same epsilon: the figures of these pages."""
 
-from vestige.accounting import noise_for
-from vestige.clipping import Quantile
+from vestige.privacy.accounting import noise_for
+from vestige.gradients.clipping import Quantile
 
 from vestige.methods import planned_charges, resolve
 
