@@ -1,9 +1,8 @@
 """The noise that each method needs for the same epsilon: the figures of these pages."""
 
-from vestige.privacy.accounting import noise_for
 from vestige.gradients.clipping import Quantile
-
 from vestige.methods import planned_charges, resolve
+from vestige.privacy.accounting import noise_for
 
 METHODS = [
     ("dp-sgd", {}),

@@ -25,7 +25,7 @@ SMALL = Setting(size=SIZE, lot=LOT, steps=STEPS, noise_multiplier=0.8, clip=CLIP
 
 
 def small_settings(name):
-    known = METHODS[name].__dataclass_fields__
+    known = METHODS[name].load().__dataclass_fields__
     wanted = {
         "beta": BETA,
         "window": 5,

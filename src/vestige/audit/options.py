@@ -53,7 +53,7 @@ class AuditOptions(BaseModel):
         frozen=True, strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
     )
 
-    method: Any = _option(..., "", f"The method to attack: {', '.join(methods.METHODS)}.")
+    method: str | Any = _option(..., "", f"The method to attack: {', '.join(methods.METHODS)}.")
     mode: Literal["canary", "one-run"] = _option(
         "canary",
         "is unknown: choose from canary, one-run.",
@@ -101,7 +101,7 @@ class AuditOptions(BaseModel):
         gt=0,
         lt=1,
     )
-    clipping: Any = _option(
+    clipping: str | Any | None = _option(
         None,
         "is no clipping.",
         "flat, per_layer, auto, auto_per_layer, quantile, quantile_per_layer. Default: the "

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from vestige.audit.options import AuditOptions
 from vestige.checks import round_down, round_up
+from vestige.cli.options import Json, options_of
 from vestige.cli.render import pairs, print_json
 from vestige.files import write_whole
-from vestige.methods import METHODS
 
 if TYPE_CHECKING:
     from vestige.audit.result import AuditResult
@@ -21,52 +22,9 @@ if TYPE_CHECKING:
 _PLOT, _NUMBERS = "tradeoff.png", "audit.json"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command()(audit)
-
-
+@options_of(AuditOptions)
 def audit(
-    method: Annotated[str, typer.Option(help=f"The method to attack: {', '.join(METHODS)}.")],
-    mode: Annotated[
-        str,
-        typer.Option(
-            help="canary: worst-case gradients, reading every release. one-run: random records, "
-            "reading the losses of the final model."
-        ),
-    ] = "canary",
-    epsilon: Annotated[
-        float | None, typer.Option(help="The claim that the noise is solved for. Default: 2.")
-    ] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="The noise to attack, instead of a claim.")
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            help="Releases of a run. Default: 32; 8 where every step has noise of its own; 2 for "
-            "methods that are not private, whose whole runs are repeated in mode canary."
-        ),
-    ] = None,
-    trials: Annotated[
-        int | None,
-        typer.Option(help="Number of canaries. Default: 4000, or 1000 in mode one-run."),
-    ] = None,
-    confidence: Annotated[float, typer.Option(help="Confidence of each bound.")] = 0.95,
-    delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta).")] = 1e-5,
-    sample_rate: Annotated[
-        float, typer.Option(help="A record's chance to be in a lot: lot / records.")
-    ] = 0.1,
-    clipping: Annotated[
-        str | None,
-        typer.Option(
-            help="flat, per_layer, auto, auto_per_layer, quantile, quantile_per_layer. Default: "
-            "the method's own."
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Repeatable coins, lots and noise. Default: fresh ones.")
-    ] = None,
+    options: AuditOptions,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -74,24 +32,9 @@ def audit(
             f"{_NUMBERS}."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Attack the real engine; exit code 1 if a bound exceeds what the engine claims."""
-    from vestige.audit.options import AuditOptions
-
-    options = AuditOptions(  # checked before torch is imported
-        method=method,
-        mode=mode,
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
-        steps=steps,
-        trials=trials,
-        confidence=confidence,
-        delta=delta,
-        sample_rate=sample_rate,
-        clipping=clipping,
-        seed=seed,
-    )
     plot, numbers = _places(out)
     with _progress() as tell:
         from vestige.audit.attack import run

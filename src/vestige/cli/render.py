@@ -15,10 +15,10 @@ from rich.table import Table
 
 from vestige.checks import printable, round_up
 from vestige.cli import INTERRUPTED
+from vestige.statement.escaping import in_terminal
 
 if TYPE_CHECKING:
-    from vestige.statement.escaping import in_terminal
-from vestige.train.training import Progress
+    from vestige.train.training import Progress
 
 
 class Display:

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 _TRIALS, _FEWEST = 4000, 100
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command()(verify)
-
-
 def verify(
     target: Annotated[
         str,

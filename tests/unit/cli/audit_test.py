@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from vestige.cli import app
+from vestige.cli.app import app
 from vestige.release.door import Door
 
 
