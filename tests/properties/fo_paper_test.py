@@ -60,7 +60,7 @@ def raw_kernel(fo, past):
     which the others are measured, 2^(alpha-1) e^-lambda whatever tau, nu and chi are.
     """
     assert fo.ema == 1
-    weights = fo.memory(1).recall(history_of(past, fo.window, fo.ema).view()).weights[0]
+    weights = fo.rule(1).recall(history_of(past, fo.window, fo.ema).view()).weights[0]
     return weights / weights[0] * 2 ** (fo.alpha - 1) * math.exp(-fo.tempering)
 
 
@@ -218,7 +218,7 @@ def test_proposition_b3_the_weights_are_convex(past, window, ema, tempering, inc
     """a_j >= 0 and sum_j a_j = 1: the memory never leaves the hull of the releases."""
     fo = FO(window=window, ema=ema, tempering=tempering, inconsistency=inconsistency)
     history = history_of(past, window, ema)
-    recall = fo.memory(1).recall(history.view())
+    recall = fo.rule(1).recall(history.view())
     weights = recall.weights[0]
     assert len(weights) == min(window - 1, len(past))
     assert np.isfinite(weights).all()
@@ -378,7 +378,7 @@ def limit_errors(confidences, limit):
     past, errors = vectors(3, 6), []
     for zeta in confidences:
         fo = FO(window=7, alpha=0.6, tempering=0.2, inconsistency=0.5, confidence=zeta)
-        weights = fo.memory(1).recall(history_of(past, 7, fo.ema).view()).weights[0]
+        weights = fo.rule(1).recall(history_of(past, 7, fo.ema).view()).weights[0]
         expected = normalised([limit(j, nu) for j, nu in enumerate(fo_scores(past, fo)[0], 1)])
         errors.append(float(np.abs(weights - expected).max()))
     return errors
@@ -397,7 +397,7 @@ def test_proposition_b13_without_confidence_the_inconsistency_has_no_effect():
     vector = vectors(3, 1)[0]
     past = [vector, -vector, torch.zeros_like(vector)]
     fo = FO(window=7, alpha=0.6, tempering=0.2, inconsistency=5.0, ema=0.5)
-    recall = fo.memory(1).recall(history_of(past, 7, 0.5).view())
+    recall = fo.rule(1).recall(history_of(past, 7, 0.5).view())
     assert recall.facts["confidence"][0] == 0
     assert recall.facts["inconsistency"][0].max() > 1e5
     assert_close(recall.weights[0], normalised([limit(j, None) for j in range(1, 4)]))

@@ -33,7 +33,7 @@ from vestige.train.config import TrainConfig
 from vestige.train.training import train
 
 PRIVATE = [name for name, method in METHODS.items() if method.private]
-FIXED = [name for name in METHODS if Feature.MOVING_CLIP in resolve(name).excludes()]
+FIXED = [name for name in METHODS if Feature.NOISE_SCHEDULE in resolve(name).excludes()]
 VARIANTS = [
     DPSAM(sample="fresh"),
     Disk(ahead=0.5),

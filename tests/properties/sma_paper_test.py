@@ -59,7 +59,7 @@ def by_group(tape, vector):
 
 def rule(**settings):
     """The memory rule of SMA with some settings, in steps of an epoch of 10."""
-    return replace(FULL, **settings).memory(10)
+    return replace(FULL, **settings).rule(10)
 
 
 def view_of(past, memory, exponents=(), parts=1):

@@ -325,7 +325,7 @@ def test_a_state_is_refused_where_it_would_overwrite_a_run_and_changes_nothing()
 
 def test_the_branch_exists_before_the_lot_is_drawn(monkeypatch):
     """Every recall for step t comes before lot t is drawn, and none after it until its release."""
-    from vestige.sampling import loader as sampling
+    from vestige.sampling import lots as sampling
 
     order = []
     draw, recall = sampling.draw_lot, SpectralMemory._recall
@@ -704,7 +704,7 @@ def test_public_schedules_are_accounted_step_by_step():
 
 def test_noise_and_lots_follow_their_schedules(monkeypatch):
     """Silence, then noise; an empty rate of nearly 0, then everybody."""
-    from vestige.sampling import loader as sampling
+    from vestige.sampling import lots as sampling
 
     sizes = []
     draw = sampling.draw_lot

@@ -20,13 +20,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from tests.support import program
 from tests.support.program import plain
 from vestige import ConfigError
-from vestige.cli.app import app
+from vestige.cli.app import app, load
 from vestige.lab import spectrum_report
 from vestige.memory import spectrum
 from vestige.memory.spectrum import ESTIMATORS, exponent, exponents, fit, tempering
@@ -617,8 +616,7 @@ command = pytest.mark.usefixtures("_in_empty_folder")
 
 
 def test_the_command_has_exactly_these_options() -> None:
-    group: Any = get_command(app)
-    names = [name for parameter in group.commands["spectrum"].params for name in parameter.opts]
+    names = [name for parameter in load("spectrum").params for name in parameter.opts]
     options = ("--estimator", "--tail", "--plot", "--seed", "--json")
     assert sorted(names) == sorted(("target", *options))
     text = plain(run("--help", COLUMNS="200").stdout)
