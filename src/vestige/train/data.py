@@ -26,8 +26,7 @@ from vestige.train.download import Arrays, fetch, not_installed
 ENTRIES = ("x_train", "y_train", "x_test", "y_test")
 
 # Labels read off a file beyond this are more likely identifiers than classes.
-_MOST_INFERRED_CLASSES = 10_000
-_MOST_CLASSES = 10_000_000
+_MOST_INFERRED_CLASSES, _MOST_CLASSES = 10_000, 10_000_000
 
 
 @dataclass(frozen=True)
