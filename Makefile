@@ -12,7 +12,7 @@ setup: $(VENV)/.ready
 demo: $(VENV)/.ready
 	$(BIN)/vestige train
 test: $(VENV)/.ready-dev lint
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" --durations=25
 test-all: $(VENV)/.ready-dev lint
 	$(PYTEST)
 audit: $(VENV)/.ready-dev

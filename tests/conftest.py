@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,19 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VESTIGE_DATA", raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # `train` sets it: undone after the test
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the seconds of every room, since the time of the suite is a budget like its lines."""
+    rooms: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                path = Path(report.nodeid.partition("::")[0])
+                rooms["/".join(path.parts[1 : 3 if path.parts[1] == "unit" else 2])] += round(
+                    report.duration * 1000
+                )
+    if len(rooms) > 1:
+        terminalreporter.section("seconds by room, all workers together")
+        for room, milliseconds in rooms.most_common():
+            terminalreporter.write_line(f"{milliseconds / 1000:8.1f}  {room}")
