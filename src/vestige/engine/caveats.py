@@ -32,6 +32,11 @@ def caveats(run: Run, adjacency: str, inherited: int, things: Things) -> list[st
         sentences.append(f"epsilon holds for another adjacency: {adjacency}")
     if plan.count_noise == 0:
         sentences.append("no noise on the counts: nothing is private, epsilon is infinite")
+    if run.door.observers:
+        sentences.append(
+            "the door is watched: whoever put an observer there sees sums before their noise, and "
+            "is not covered"
+        )
     if run.capture.tracker.shared:  # not their shapes, which may follow the records
         sentences.append(
             "the model is given tensors without the batch's rows: they are taken for public"
