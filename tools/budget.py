@@ -1,15 +1,13 @@
 """`make budget`: the lines of every room beside its budget, and the files and functions too large.
 
 A room is a folder of src/vestige; the modules of the root are the room "base". Lines are lines of
-Python, docstrings and blanks included. Exit code 1 where a limit is broken that is not listed in
-EXCUSED with its reason.
+Python, docstrings and blanks included. What is over its budget is printed, not refused.
 """
 
 from __future__ import annotations
 
 import ast
 import statistics
-import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "vestige"
@@ -28,14 +26,23 @@ BUDGETS = {
     "train": 1_350,
     "lab": 3_700,
     "cli": 750,
+    "kernels": 700,  # gradients/kernels, counted apart
 }
 FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 7
+EXCUSED = {
+    "programs.py": "Triton programs take every stride as an argument",
+    "privacy_engine.py": "the public class: arguments by name, and docstrings with guarantees",
+    "catalogue.py": "a table, one row per method",
+    "door.py": "one mechanism: every setting of the noise by name",
+}
 TOGETHER = {"geometry": "methods"}
 
 
 def room_of(path: Path) -> str:
     """The room that a file of the source belongs to."""
     parts = path.relative_to(SOURCE).parts
+    if parts[:2] == ("gradients", "kernels"):
+        return "kernels"
     return TOGETHER.get(parts[0], parts[0]) if len(parts) > 1 else "base"
 
 
@@ -63,7 +70,7 @@ def large(path: Path) -> list[str]:
     return found
 
 
-def main() -> int:
+def main() -> None:
     """Print the table and what is too large."""
     files = sorted(SOURCE.rglob("*.py"))
     rooms: dict[str, int] = dict.fromkeys(BUDGETS, 0)
@@ -76,10 +83,9 @@ def main() -> int:
     print(f"{'all':<12}{sum(rooms.values()):>8,}{sum(BUDGETS.values()):>8,}")
     median = statistics.median(lines_of(path) for path in files if path.name != "__init__.py")
     print(f"{len(files)} files, median {median:.0f} lines")
-    too_large = [words for path in files for words in large(path)]
+    too_large = [words for path in files if path.name not in EXCUSED for words in large(path)]
     print("\n".join(["", "Too large:", *too_large]) if too_large else "\nNothing is too large.")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from vestige.engine.run import Run, Survey
+from vestige.engine.run import Run
 from vestige.errors import ConfigError
 from vestige.geometry import Geometry
 from vestige.gradients import Capture
@@ -131,19 +131,11 @@ def build(
         plan.max_physical_batch_size,
         drawing,
     )
-    survey: Survey | None = drawing if isinstance(drawing, Survey) else None
-    if survey:
+    parts, passes = _all_parts(own, made, context), method.passes(context, own)
+    run = Run(plan, made.optimizer, watch, lots, door, parts, passes)
+    if run.survey:
         lots.measure_by = plan.batch_size
-    return Run(
-        plan,
-        made.optimizer,
-        watch,
-        lots,
-        door,
-        _all_parts(own, made, context),
-        passes=method.passes(context, own),
-        survey=survey,
-    )
+    return run
 
 
 def _all_parts(own: Sequence[Part], made: Ingredients, context: BuildContext) -> list[Part]:

@@ -150,14 +150,14 @@ class Ahead:
         module: nn.Module,
         data_loader: DataLoader[Any],
         method: Method,
-        *,
-        epochs: int | None,
-        steps: int | None,
+        length: tuple[int | None, int | None],
         dataset_size: int | None,
         sample_rate: Schedule | None,
         clipping: Clipping | None,
     ) -> Ahead:
-        """A schedule is evaluated here, once: what is calibrated is what runs."""
+        """`length` are epochs or steps. A schedule is evaluated here, once: what is calibrated is
+        what runs."""
+        epochs, steps = length
         if (epochs is None) == (steps is None):
             raise ConfigError(
                 f"epochs={epochs} and steps={steps}: give exactly one of them, the length of the "

@@ -189,11 +189,10 @@ class PrivacyEngine:
             module,
             data_loader,
             resolve(method),
-            epochs=epochs,
-            steps=steps,
-            dataset_size=dataset_size,
-            sample_rate=sample_rate,
-            clipping=options.get("clipping"),
+            (epochs, steps),
+            dataset_size,
+            sample_rate,
+            options.get("clipping"),
         )
         if resume is not None and Path(resume).exists():
             noise, earlier = checkpoint.saved_noise(Path(resume)), None

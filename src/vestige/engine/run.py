@@ -71,14 +71,13 @@ class Run:
         lots: LotSampler,
         door: Door,
         parts: Sequence[Part],
-        *,
         passes: Passes | None = None,
-        survey: Survey | None = None,
     ) -> None:
         self.plan, self.optimizer, self.capture = plan, optimizer, capture
         self.lots, self.door, self.position = lots, door, door.position
         self.groups = capture.groups
-        self.parts, self.passes, self.survey = tuple(parts), passes, survey
+        self.parts, self.passes = tuple(parts), passes
+        self.survey = next((part for part in parts if isinstance(part, Survey)), None)
         if passes:
             passes.first_look = self._first_look
         self.losses = LossWatch(capture)
