@@ -275,7 +275,7 @@ def test_proposition_4_more_tempering_suppresses_older_lags(lags, alpha, temperi
     assert before == pytest.approx((j + 1) ** (alpha - 1) * np.exp(-tempering * j), rel=1e-9)
     past, weights = vectors(lags, lags), []
     for fixed in (tempering, tempering + more):
-        memory = SMAFixed(window=lags + 1, alpha=alpha, fixed=fixed).memory(10)
+        memory = SMAFixed(window=lags + 1, alpha=alpha, fixed=fixed).rule(10)
         weights.append(memory.recall(view_of(past, memory)[0]))
     old, new = (w.weights[0] for w in weights)
     for k in range(lags - 1):

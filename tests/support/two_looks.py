@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.utils import vector_to_parameters
@@ -60,11 +59,6 @@ def watch(monkeypatch):
     monkeypatch.setattr(Door, "first_look", looked)
     monkeypatch.setattr(Door, "measure", measured)
     return seen
-
-
-@pytest.fixture
-def seen(monkeypatch):
-    return watch(monkeypatch)
 
 
 def gradients(theta, x, y):

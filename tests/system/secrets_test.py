@@ -32,6 +32,7 @@ from tests.support.program import run as run_program
 from vestige.lab import report
 from vestige.train import training
 from vestige.train.config import TrainConfig
+from vestige.train.run_folder import RunWriter
 from vestige.train.training import Progress
 
 TRAIN, TEST, FEATURES, CLASSES, LOT = 47, 13, 10, 7, 8
@@ -178,7 +179,7 @@ def ran(path: Path, pixels: bool = False, **settings: Any) -> Ran:
             snapshots.append(path / f"snapshot{len(snapshots)}")
             shutil.copytree(path / "run", snapshots[-1])
 
-    result = session.run(tell)
+    result = RunWriter(session).run(tell)
     secrets.raw["key"] = forms_of_key(session)
     if session.config.noise_seed is not None:
         secrets.raw["seed"] = forms_of_seed(session.config.noise_seed)

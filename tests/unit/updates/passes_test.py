@@ -29,10 +29,17 @@ from tests.support.two_looks import (
     lots,
     normals,
     sgd,
+    watch,
 )
 from vestige import ConfigError, PrivacyError
 from vestige.methods import DPSAM, Disk, DPSAMPerExample
 from vestige.sampling.streams import FIRST_LOOK
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    return watch(monkeypatch)
+
 
 TWICE = [DPSAM(RADIUS), DPSAMPerExample(RADIUS), Disk(ahead=0.5)]
 
