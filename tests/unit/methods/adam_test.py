@@ -62,11 +62,11 @@ def test_adp_adamw_is_solved_for_a_target():
         data_loader=DataLoader(TensorDataset(x, torch.zeros(N).long()), batch_size=LOT),
         target_epsilon=2.0,
         target_delta=1e-5,
-        steps=12,
+        steps=6,
         max_grad_norm=1.0,
         method="adp-adamw",
     )
-    run(engine, model, optimizer, loader, 12)
+    run(engine, model, optimizer, loader, 6)
     assert 1.99 < engine.get_epsilon(1e-5) <= 2.0
 
 

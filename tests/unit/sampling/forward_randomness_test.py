@@ -150,9 +150,9 @@ def test_two_forward_passes_of_a_batch_have_numbers_of_their_own():
 
 def test_masks_are_fair_and_independent_over_rows():
     """Each of 4 figures is a standard normal number: beyond 4.5 with a chance of 7e-6."""
-    drawn = torch.cat(masks(steps=400, noise_seed=3, max_physical_batch_size=8)) * 2 - 1
+    drawn = torch.cat(masks(steps=200, noise_seed=3, max_physical_batch_size=8)) * 2 - 1
     count = drawn.numel()
-    rows = drawn.view(400, ROWS, WIDTH)
+    rows = drawn.view(200, ROWS, WIDTH)
     for figure in (
         drawn.sum(),
         (rows[:, 1:] * rows[:, :-1]).sum(),  # neighbours in a lot
