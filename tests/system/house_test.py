@@ -44,7 +44,6 @@ WITHOUT_MIRROR = {
     "gradients/kernels/programs.py",
     "gradients/nodes.py",
     "gradients/refs.py",
-    "gradients/synthetic.py",
     "gradients/trial.py",
     "lab/spectrum_report.py",
     "methods/geodp.py",
