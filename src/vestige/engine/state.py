@@ -254,6 +254,12 @@ def _check_state(state: Mapping[str, Any], run: Run) -> None:
             raise ConfigError(
                 f"the engine state has {name}={state[name]!r}, which is no count: it was damaged."
             )
+    for name in _FACTS:
+        if type(state[name]) is not bool:
+            raise ConfigError(
+                f"the engine state has {name}={state[name]!r}, which is neither true nor false: it "
+                "was damaged."
+            )
     if run.begun or run.door.steps or run.door.own.steps:
         raise PrivacyError(
             "a state was loaded into an engine that has drawn lots: it would forget them, and use "

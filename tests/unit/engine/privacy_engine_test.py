@@ -1081,6 +1081,17 @@ def test_a_damaged_state_is_refused_whole(gone):
     assert clean.released == 0
 
 
+@pytest.mark.parametrize("name", ["repeatable_noise", "ledger_file"])
+def test_a_state_whose_facts_are_no_facts_is_refused_whole(name):
+    engine, model, optimizer, loader = private()
+    epoch(model, optimizer, loader)
+    clean, *_ = private()
+    for wrong in (None, 1, "False", torch.zeros(2)):
+        with pytest.raises(ConfigError, match=f"{name}=.* neither true nor false"):
+            clean.load_state_dict({**engine.state_dict(), name: wrong})
+    assert clean.ledger.steps == clean.released == 0
+
+
 def test_the_state_holds_public_numbers_only():
     engine, model, optimizer, loader = private(engine=PrivacyEngine(), noise_seed=987654321)
     epoch(model, optimizer, loader)
