@@ -399,7 +399,8 @@ HUGGING_FACE: dict[str, tuple[str, str, dict[str, Any], Any]] = {
 # Their examples meet, or an operation is not followed: the reason is what the error names.
 REFUSED = {
     "mixtral": "_grouped_mm",  # experts chosen by token: their rows differ in number
-    "deberta-v2": "rel_embeddings",  # a table that meets layers as an argument
+    "deberta": "rel_embeddings",  # a table that meets layers as an argument
+    "deberta-v2": "rel_embeddings",
     "xlnet": "XLNetRelativeAttention",  # its positions are in front of its rows
 }
 
