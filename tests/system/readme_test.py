@@ -52,17 +52,17 @@ def test_the_filter_table_of_fo_is_what_its_code_prints():
 
 
 def test_the_epsilons_of_the_method_pages_are_those_of_the_accountant():
-    from vestige.privacy.accounting import budget
+    from vestige.cli.budget import costs
 
     fo = (ROOT / "docs" / "methods" / "fo.md").read_text()
     shown = [float(x) for x in re.search(r"\| epsilon, PLD \|(.*)\|", fo)[1].split("|")]
     for beta, value in zip((1, 0.95, 0.9, 0.8, 0.65), shown, strict=True):
-        found = budget(0.04, 6250, 1e-5, noise_multiplier=1.1, beta=beta)["epsilon"]["pld"]
+        found = costs(0.04, 6250, 1e-5, noise_multiplier=1.1, beta=beta)["epsilon"]["pld"]
         assert found <= value + 1e-9 and value - found < 0.011
     sma = (ROOT / "docs" / "methods" / "sma.md").read_text()
     shown = [float(x) for x in re.search(r"\| epsilon \(PLD\) \|(.*)\|", sma)[1].split("|")]
     for groups, value in zip((3, 6, 21), shown, strict=True):
-        report = budget(
+        report = costs(
             0.04, 1250, 1e-5, group_noise_multiplier=1.1, groups=groups, beta=0.95
         )["epsilon"]["pld"]  # fmt: skip
         assert report <= value + 1e-9 and value - report < 0.011

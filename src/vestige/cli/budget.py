@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from vestige.checks import check_count, round_up
+from vestige.checks import check_count, finite, is_whole, round_up
 from vestige.cli.options import Beta, Delta, Groups, Json, Rate, Steps
 from vestige.cli.render import print_json
+from vestige.errors import ConfigError
 from vestige.privacy import accounting
+from vestige.privacy.events import Event
 
 
 def budget(
@@ -30,15 +33,8 @@ def budget(
     as_json: Json = False,
 ) -> None:
     """Print epsilon of that many releases under every accountant."""
-    report = accounting.budget(
-        sample_rate=sample_rate,
-        steps=check_count("steps", steps),
-        delta=delta,
-        noise_multiplier=noise_multiplier,
-        beta=beta,
-        group_noise_multiplier=group_noise_multiplier,
-        groups=groups,
-    )
+    steps, noises = check_count("steps", steps), (noise_multiplier, group_noise_multiplier)
+    report = costs(sample_rate, steps, delta, *noises, beta=beta, groups=groups)
     if as_json:
         print_json(report)
         return
@@ -52,3 +48,82 @@ def budget(
     console = Console()
     console.print(table)
     console.print(f"sigma_eff {report['sigma_eff']:.6g}; guarantee: {report['guarantee']}")
+
+
+def costs(
+    sample_rate: float,
+    steps: int,
+    delta: float,
+    noise_multiplier: float | None = None,
+    group_noise_multiplier: float | None = None,
+    *,
+    beta: float = 1.0,
+    groups: int = 1,
+) -> dict[str, Any]:
+    """Epsilon of `steps` releases under every accountant, at sigma_eff = joint multiplier / beta.
+
+    Either the joint `noise_multiplier` is given, or in the papers' form that of each of `groups`,
+    whose joint multiplier is theirs / sqrt(groups).
+
+    Guarantee: "epsilon" holds upper bounds for the joint release (null, and guarantee "none", when
+    infinite). "marginal_epsilon" is what one group alone would cost: the figure of the papers, a
+    diagnostic, since a reader of the model sees all groups.
+    """
+    delta, beta, groups = accounting.check_delta(delta), accounting.check_beta(beta), whole(groups)
+    if (noise_multiplier is None) == (group_noise_multiplier is None):
+        given = "neither" if noise_multiplier is None else "both"
+        raise ConfigError(
+            f"{given} of noise_multiplier and group_noise_multiplier given: give exactly one, the "
+            "joint multiplier or the multiplier inside each group"
+        )
+    if noise_multiplier is not None:
+        if groups > 1:
+            raise ConfigError(
+                f"groups {groups} needs group_noise_multiplier: a joint noise_multiplier already "
+                "covers all groups, so leave groups out or give the multiplier of each group"
+            )
+        joint = _finite_noise("noise_multiplier", noise_multiplier)
+    else:
+        group_noise_multiplier = _finite_noise("group_noise_multiplier", group_noise_multiplier)
+        joint = group_noise_multiplier / math.sqrt(groups)
+
+    def epsilons(multiplier: float) -> dict[str, float | None]:
+        event = Event(sample_rate, multiplier / beta, steps)
+        return {
+            name: finite(accounting.epsilon([event], delta, name))
+            for name in accounting.ACCOUNTANTS
+        }
+
+    joint_epsilon = epsilons(joint)
+    report: dict[str, Any] = {
+        "sigma_eff": joint / beta,
+        "noise_multiplier": joint,
+        "group_noise_multiplier": group_noise_multiplier,
+        "groups": groups,
+        "beta": beta,
+        "sample_rate": float(sample_rate),
+        "steps": steps,
+        "delta": delta,
+        "epsilon": joint_epsilon,
+        "guarantee": "none" if None in joint_epsilon.values() else accounting.GUARANTEE,
+        "marginal_epsilon": None,
+    }
+    if group_noise_multiplier is not None and groups > 1:
+        report["marginal_epsilon"] = epsilons(group_noise_multiplier)
+        report["marginal_note"] = accounting.MARGINAL_NOTE
+    return report
+
+
+def whole(groups: int) -> int:
+    """A number of clipping groups, or ConfigError."""
+    rule = "a whole number >= 1: give the number of clipping groups"
+    holds = accounting.checked("groups", groups, lambda n: is_whole(n) and n >= 1, rule)
+    return int(holds)
+
+
+def _finite_noise(name: str, noise: float | None) -> float:
+    rule = (
+        "a finite number >= 0: give the noise standard deviation divided by the sensitivity "
+        "(0 means no privacy)"
+    )
+    return accounting.checked(name, noise, lambda value: 0 <= value < math.inf, rule)

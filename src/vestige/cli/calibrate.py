@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from vestige.checks import check_count, round_up
+from vestige.cli.budget import whole
 from vestige.cli.options import Accountant, Beta, Delta, Groups, Json, Rate, Steps
 from vestige.cli.render import pairs, print_json
 from vestige.privacy import accounting
@@ -24,15 +27,8 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Print the noise multiplier that keeps a run within epsilon."""
-    report = accounting.calibration_report(
-        epsilon=epsilon,
-        delta=delta,
-        sample_rate=sample_rate,
-        steps=check_count("steps", steps),
-        beta=beta,
-        groups=groups,
-        accountant=accountant,
-    )
+    target = (epsilon, delta, sample_rate, check_count("steps", steps))
+    report = solved(*target, beta=beta, groups=groups, accountant=accountant)
     if as_json:
         print_json(report)
         return
@@ -45,3 +41,28 @@ def calibrate(
     reached = f"{round_up(report['epsilon'], 4)} at delta {report['delta']:g}"
     table.add_row("epsilon reached", f"{reached}  ({report['accountant']})")
     Console().print(table)
+
+
+def solved(
+    epsilon: float,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    *,
+    beta: float = 1.0,
+    groups: int = 1,
+    accountant: str = "pld",
+) -> dict[str, Any]:
+    """The noise for a target, jointly and in each of `groups` that share it equally.
+
+    Guarantee: that of `accounting.calibrate`.
+    """
+    groups = whole(groups)
+    calibration = accounting.calibrate(epsilon, delta, sample_rate, steps, accountant, beta)
+    noise = calibration.noise_multiplier
+    return {
+        **asdict(calibration),
+        "group_noise_multiplier": noise * math.sqrt(groups),
+        "sigma_eff": noise / beta,
+        "groups": groups,
+    }

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from vestige.checks import finite, is_whole, round_up
+from vestige.checks import round_up
 from vestige.errors import ConfigError
 from vestige.plan import Table, at
 from vestige.privacy.composition import composed_epsilon
@@ -82,7 +82,7 @@ def epsilon(events: Sequence[Event], delta: float, accountant: str = "pld") -> f
 
     Answers are cached by the merged events, so asking twice costs nothing.
     """
-    return composed_epsilon(events, _check_delta(delta), accountant_name(accountant))
+    return composed_epsilon(events, check_delta(delta), accountant_name(accountant))
 
 
 def computed_every(periods: int, events: Sequence[Event]) -> int:
@@ -175,8 +175,8 @@ def noise_for(
     """
     name = accountant_name(accountant)
     rule = "a finite number above 0: give a finite epsilon above 0"
-    target = _checked("target_epsilon", target_epsilon, lambda e: 0 < e < math.inf, rule)
-    delta = _check_delta(delta)
+    target = checked("target_epsilon", target_epsilon, lambda e: 0 < e < math.inf, rule)
+    delta = check_delta(delta)
     largest = max(charge.weight for charge in charges)
 
     def spent(noise: float, by: str = name, first: Sequence[Event] = earlier) -> float:
@@ -222,7 +222,7 @@ def step_charges(
 
     def charge(t: int) -> Charge:
         rate = Event(at(sample_rate, t), 1.0).sample_rate
-        return Charge(rate, math.sqrt(looks) * _check_beta(at(beta, t)), beside)
+        return Charge(rate, math.sqrt(looks) * check_beta(at(beta, t)), beside)
 
     if not isinstance(sample_rate, tuple) and not isinstance(beta, tuple):
         return Counter({charge(0): steps})
@@ -232,91 +232,6 @@ def step_charges(
 def events_of(charges: Mapping[Charge, int], noise: float) -> list[Event]:
     """The events of these charges at a noise multiplier."""
     return [charge.event(noise, count) for charge, count in charges.items()]
-
-
-def budget(
-    sample_rate: float,
-    steps: int,
-    delta: float,
-    noise_multiplier: float | None = None,
-    beta: float = 1.0,
-    group_noise_multiplier: float | None = None,
-    groups: int = 1,
-) -> dict[str, Any]:
-    """What `vestige budget` prints: epsilon of `steps` releases under every accountant.
-
-    Either `noise_multiplier` (joint) or `group_noise_multiplier` with `groups` (the papers' form:
-    each group has its own noise, joint multiplier S_g / sqrt(groups)) is given. Accounted at
-    sigma_eff = joint / beta.
-
-    Guarantee: "epsilon" holds upper bounds for the joint release (null, and guarantee "none", when
-    infinite). "marginal_epsilon" is what one group alone would cost: the figure of the papers, a
-    diagnostic, since a reader of the model sees all groups.
-    """
-    delta, beta, groups = _check_delta(delta), _check_beta(beta), _check_groups(groups)
-    if (noise_multiplier is None) == (group_noise_multiplier is None):
-        given = "neither" if noise_multiplier is None else "both"
-        raise ConfigError(
-            f"{given} of noise_multiplier and group_noise_multiplier given: give exactly one, the "
-            "joint multiplier or the multiplier inside each group"
-        )
-    if noise_multiplier is not None:
-        if groups > 1:
-            raise ConfigError(
-                f"groups {groups} needs group_noise_multiplier: a joint noise_multiplier already "
-                "covers all groups, so leave groups out or give the multiplier of each group"
-            )
-        joint = _check_noise("noise_multiplier", noise_multiplier)
-    else:
-        group_noise_multiplier = _check_noise("group_noise_multiplier", group_noise_multiplier)
-        joint = group_noise_multiplier / math.sqrt(groups)
-
-    def costs(sigma: float) -> dict[str, float | None]:
-        event = Event(sample_rate, sigma, steps)
-        return {name: finite(epsilon([event], delta, name)) for name in ACCOUNTANTS}
-
-    costs_of_all = costs(joint / beta)
-    report: dict[str, Any] = {
-        "sigma_eff": joint / beta,
-        "noise_multiplier": joint,
-        "group_noise_multiplier": group_noise_multiplier,
-        "groups": groups,
-        "beta": beta,
-        "sample_rate": float(sample_rate),
-        "steps": steps,
-        "delta": delta,
-        "epsilon": costs_of_all,
-        "guarantee": "none" if None in costs_of_all.values() else GUARANTEE,
-        "marginal_epsilon": None,
-    }
-    if group_noise_multiplier is not None and groups > 1:
-        report["marginal_epsilon"] = costs(group_noise_multiplier / beta)
-        report["marginal_note"] = MARGINAL_NOTE
-    return report
-
-
-def calibration_report(
-    epsilon: float,
-    delta: float,
-    sample_rate: float,
-    steps: int,
-    beta: float = 1.0,
-    groups: int = 1,
-    accountant: str = "pld",
-) -> dict[str, Any]:
-    """What `vestige calibrate` prints: noise for a target, jointly and per group.
-
-    Guarantee: that of `calibrate`. "group_noise_multiplier" is the equal multiplier of `groups`
-    groups whose joint multiplier is "noise_multiplier", that is joint * sqrt(groups).
-    """
-    groups = _check_groups(groups)
-    found = calibrate(epsilon, delta, sample_rate, steps, accountant, beta)
-    return {
-        **asdict(found),
-        "group_noise_multiplier": found.noise_multiplier * math.sqrt(groups),
-        "sigma_eff": found.noise_multiplier / beta,
-        "groups": groups,
-    }
 
 
 def _search(
@@ -366,33 +281,23 @@ def _search(
     return math.exp(point)
 
 
-def _checked(name: str, value: Any, holds: Callable[[Any], bool], rule: str) -> float:
+def checked(name: str, value: Any, holds: Callable[[Any], bool], rule: str) -> float:
+    """The number, where the rule holds; ConfigError with the value and the rule otherwise."""
     if value is None or isinstance(value, bool | str) or not holds(value):
         raise ConfigError(f"{name} {value!r} is not {rule}")
     return float(value)
 
 
-def _check_delta(delta: float) -> float:
+def check_delta(delta: float) -> float:
+    """A delta strictly between 0 and 1."""
     rule = (
         "strictly between 0 and 1: give the probability that may escape the bound, well below "
         "1 / dataset size"
     )
-    return _checked("delta", delta, lambda value: 0 < value < 1, rule)
+    return checked("delta", delta, lambda value: 0 < value < 1, rule)
 
 
-def _check_noise(name: str, noise: float | None) -> float:
-    rule = (
-        "a finite number >= 0: give the noise standard deviation divided by the sensitivity "
-        "(0 means no privacy)"
-    )
-    return _checked(name, noise, lambda value: 0 <= value < math.inf, rule)
-
-
-def _check_beta(beta: float) -> float:
+def check_beta(beta: float) -> float:
+    """A beta in (0, 1]."""
     rule = "in (0, 1]: give the share of the new clipped sum in the release (1 is plain DP-SGD)"
-    return _checked("beta", beta, lambda value: 0 < value <= 1, rule)
-
-
-def _check_groups(groups: int) -> int:
-    rule = "a whole number >= 1: give the number of clipping groups"
-    return int(_checked("groups", groups, lambda value: is_whole(value) and value >= 1, rule))
+    return checked("beta", beta, lambda value: 0 < value <= 1, rule)

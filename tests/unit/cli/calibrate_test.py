@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.program import check_refused, plain, run, run_json
+from vestige.cli.budget import costs
+from vestige.cli.calibrate import solved
+from vestige.errors import ConfigError
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
 
@@ -56,3 +59,42 @@ def test_calibrate_in_words_and_its_noise_given_to_budget() -> None:
 def test_other_bad_input_gets_one_line(arguments: str, message: str, tmp_path: Path) -> None:
     check_refused(run(arguments), message)
     assert not list(tmp_path.iterdir())
+
+
+def test_calibration_report() -> None:
+    report = solved(2.0, 1e-5, 0.05, 100, beta=0.8, groups=4, accountant="rdp")
+    found = accounting.calibrate(2.0, 1e-5, 0.05, 100, "rdp", 0.8)
+    assert report == {
+        "noise_multiplier": found.noise_multiplier,
+        "group_noise_multiplier": found.noise_multiplier * 2,
+        "sigma_eff": found.noise_multiplier / 0.8,
+        "epsilon": found.epsilon,
+        "target_epsilon": 2.0,
+        "delta": 1e-5,
+        "sample_rate": 0.05,
+        "steps": 100,
+        "beta": 0.8,
+        "groups": 4,
+        "accountant": "rdp",
+    }
+    assert report["epsilon"] <= 2.0
+
+
+def test_calibrated_groups_spend_what_the_report_says() -> None:
+    report = solved(5.0, 1e-5, 0.05, 50, beta=0.9, groups=3, accountant="prv")
+    spent = costs(
+        0.05,
+        50,
+        1e-5,
+        beta=0.9,
+        group_noise_multiplier=report["group_noise_multiplier"],
+        groups=3,
+    )
+    assert report["accountant"] == "pld"
+    assert spent["epsilon"]["pld"] <= 5.0
+    assert spent["epsilon"]["pld"] == pytest.approx(report["epsilon"], rel=1e-6)
+
+
+def test_calibration_report_refuses_bad_groups() -> None:
+    with pytest.raises(ConfigError, match="groups 0"):
+        solved(1.0, 1e-5, 0.1, 10, groups=0)

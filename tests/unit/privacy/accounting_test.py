@@ -7,7 +7,6 @@ and a privacy loss distribution with losses rounded *down*, which is a lower bou
 
 from __future__ import annotations
 
-import json
 import math
 import time
 
@@ -24,9 +23,7 @@ from vestige.privacy.accounting import (
     Charge,
     _search,
     accountant_name,
-    budget,
     calibrate,
-    calibration_report,
     epsilon,
 )
 from vestige.privacy.ledger import Event
@@ -173,116 +170,6 @@ def test_bad_calibration_arguments_are_refused(changed: dict[str, object], messa
     }
     with pytest.raises(ConfigError, match=message):
         calibrate(**(good | changed))  # type: ignore[arg-type]
-
-
-def test_budget_of_a_joint_multiplier() -> None:
-    report = budget(0.04, 6250, 1e-5, noise_multiplier=1.1, beta=0.9)
-    assert report["epsilon"] == pytest.approx(
-        {"pld": 17.44, "rdp": 18.74, "rdp_classic": 19.90}, abs=0.006
-    )
-    del report["epsilon"]
-    assert report == {
-        "sigma_eff": 1.1 / 0.9,
-        "noise_multiplier": 1.1,
-        "group_noise_multiplier": None,
-        "groups": 1,
-        "beta": 0.9,
-        "sample_rate": 0.04,
-        "steps": 6250,
-        "delta": 1e-5,
-        "guarantee": "(epsilon, delta)-DP, add or remove one record",
-        "marginal_epsilon": None,
-    }
-
-
-def test_budget_of_groups_prints_the_marginal_as_a_diagnostic() -> None:
-    report = budget(0.04, 1250, 1e-5, beta=0.95, group_noise_multiplier=1.1, groups=3)
-    assert report["noise_multiplier"] == pytest.approx(1.1 / math.sqrt(3))
-    assert report["sigma_eff"] == pytest.approx(1.1 / 0.95 / math.sqrt(3))
-    assert report["group_noise_multiplier"] == 1.1
-    assert report["groups"] == 3
-    assert report["epsilon"]["pld"] == pytest.approx(24.1, abs=0.05)
-    assert report["marginal_epsilon"]["pld"] == pytest.approx(
-        epsilon([Event(0.04, 1.1 / 0.95, 1250)], 1e-5)
-    )
-    assert set(report["marginal_epsilon"]) == set(ACCOUNTANTS)
-    assert report["marginal_note"] == "diagnostic, not a guarantee"
-
-
-def test_one_group_has_no_marginal() -> None:
-    report = budget(0.1, 10, 1e-5, group_noise_multiplier=2.0)
-    assert report["marginal_epsilon"] is None
-    assert "marginal_note" not in report
-    assert report["epsilon"] == budget(0.1, 10, 1e-5, noise_multiplier=2.0)["epsilon"]
-
-
-def test_budget_without_noise_is_null_and_no_guarantee() -> None:
-    report = budget(0.1, 10, 1e-5, noise_multiplier=0.0)
-    assert report["epsilon"] == {"pld": None, "rdp": None, "rdp_classic": None}
-    assert report["guarantee"] == "none"
-    json.dumps(report, allow_nan=False)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({}, "neither"),
-        ({"noise_multiplier": 1.0, "group_noise_multiplier": 1.0}, "both"),
-        ({"noise_multiplier": 1.0, "groups": 2}, "group_noise_multiplier"),
-        ({"noise_multiplier": -1.0}, "noise_multiplier -1.0"),
-        ({"noise_multiplier": math.inf}, "noise_multiplier inf"),
-        ({"group_noise_multiplier": math.nan}, "group_noise_multiplier nan"),
-        ({"group_noise_multiplier": 1.0, "groups": 0}, "groups 0"),
-        ({"group_noise_multiplier": 1.0, "groups": 2.0}, "groups 2.0"),
-        ({"noise_multiplier": 1.0, "beta": 0.0}, "beta"),
-        ({"noise_multiplier": 1.0, "delta": 1.0}, "delta"),
-        ({"noise_multiplier": 1.0, "steps": 0}, "count 0"),
-        ({"noise_multiplier": 1.0, "sample_rate": 1.2}, "sample_rate"),
-    ],
-)
-def test_bad_budget_arguments_are_refused(changed: dict[str, object], message: str) -> None:
-    good: dict[str, object] = {"sample_rate": 0.1, "steps": 10, "delta": 1e-5}
-    with pytest.raises(ConfigError, match=message):
-        budget(**(good | changed))  # type: ignore[arg-type]
-
-
-def test_calibration_report() -> None:
-    report = calibration_report(2.0, 1e-5, 0.05, 100, beta=0.8, groups=4, accountant="rdp")
-    found = calibrate(2.0, 1e-5, 0.05, 100, "rdp", 0.8)
-    assert report == {
-        "noise_multiplier": found.noise_multiplier,
-        "group_noise_multiplier": found.noise_multiplier * 2,
-        "sigma_eff": found.noise_multiplier / 0.8,
-        "epsilon": found.epsilon,
-        "target_epsilon": 2.0,
-        "delta": 1e-5,
-        "sample_rate": 0.05,
-        "steps": 100,
-        "beta": 0.8,
-        "groups": 4,
-        "accountant": "rdp",
-    }
-    assert report["epsilon"] <= 2.0
-
-
-def test_calibrated_groups_spend_what_the_report_says() -> None:
-    report = calibration_report(5.0, 1e-5, 0.05, 50, beta=0.9, groups=3, accountant="prv")
-    spent = budget(
-        0.05,
-        50,
-        1e-5,
-        beta=0.9,
-        group_noise_multiplier=report["group_noise_multiplier"],
-        groups=3,
-    )
-    assert report["accountant"] == "pld"
-    assert spent["epsilon"]["pld"] <= 5.0
-    assert spent["epsilon"]["pld"] == pytest.approx(report["epsilon"], rel=1e-6)
-
-
-def test_calibration_report_refuses_bad_groups() -> None:
-    with pytest.raises(ConfigError, match="groups 0"):
-        calibration_report(1.0, 1e-5, 0.1, 10, groups=0)
 
 
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.support import small_runs
 from tests.support.statements import EVENTS, grouped, made, plan_of
 from vestige import PrivacyEngine, statement
+from vestige.cli.budget import costs
 from vestige.errors import ConfigError, PrivacyError
 from vestige.methods import METHODS
 from vestige.privacy import accounting
@@ -183,7 +184,7 @@ def test_the_marginal_figure_is_that_of_the_budget_command_and_marked() -> None:
     joint = joint_multiplier([sigma] * 3)
     plan = grouped(noise_multiplier=joint, noise_stds=(1.0, 2.0, 4.0), beta=beta)
     found = made([Event(0.05, joint / beta, 200)], plan=plan)
-    report = accounting.budget(
+    report = costs(
         sample_rate=0.05, steps=200, delta=1e-5, beta=beta, group_noise_multiplier=sigma, groups=3
     )
     assert found["marginal"]["note"] == "diagnostic, not a guarantee"
