@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from vestige import PrivacyEngine, PrivacyError
-from vestige.gradients.clipping import Auto, Clip, taken_apart
+from vestige.gradients.clipping import Auto, Clip, split_clipping
 from vestige.gradients.groups import partition
 from vestige.release.door import Door
 
@@ -311,7 +311,7 @@ def listening():
 
 
 def bounds_of(model, plan):
-    parts, _ = taken_apart(form_of(plan["clipping"]))
+    parts, _ = split_clipping(form_of(plan["clipping"]))
     count = partition(model, parts).count
     if not plan["spread"]:
         return plan["bound"]
@@ -356,7 +356,7 @@ def engine_sums(model, dataset, plan, steps):
 def loop_sum(model, batches, plan):
     """The same, one example at a time; nothing of the gradient engine is used."""
     form = form_of(plan["clipping"])
-    parts, kind = taken_apart(form)
+    parts, kind = split_clipping(form)
     groups = partition(model, parts)
     bounds = Clip.over(bounds_of(model, plan), groups.names).bounds
     twin = copy.deepcopy(model)
@@ -417,7 +417,7 @@ def check_precision(case, plan, dtype):
     plan = plan | {"lot": "all"}
     (alone,), _ = engine_sums(model, last, plan, 1)
     bounds = Clip.over(
-        bounds_of(model, plan), partition(model, taken_apart(form_of(plan["clipping"]))[0]).names
+        bounds_of(model, plan), partition(model, split_clipping(form_of(plan["clipping"]))[0]).names
     )
     assert alone.isfinite().all()
     assert float(alone.double().norm()) <= bounds.sensitivity * (1 + 1e-6)

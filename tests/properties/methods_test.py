@@ -11,7 +11,7 @@ import torch
 
 from tests.support.small_runs import LOT, SIGMA, N, flat, private, run, small
 from vestige import ConfigError
-from vestige.gradients.clipping import taken_apart
+from vestige.gradients.clipping import split_clipping
 from vestige.gradients.groups import partition
 from vestige.methods import (
     DPFTRL,
@@ -73,7 +73,7 @@ def test_what_was_planned_is_what_is_charged(method, clipping):
     engine, model, *rest = private(method, steps=STEPS, clipping=clipping)
     run(engine, model, *rest, STEPS)
     form = chosen.clipping if clipping is None else clipping
-    groups = partition(model, taken_apart(form)[0]).count
+    groups = partition(model, split_clipping(form)[0]).count
     planned = planned_charges(chosen, form, groups, N, LOT, LOT / N, STEPS)
     found, expected = merge(engine.ledger.events), merge(events_of(planned, SIGMA))
     assert [e.count for e in found] == [e.count for e in expected]

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from vestige import methods
 from vestige.errors import ConfigError
-from vestige.gradients.clipping import taken_apart
+from vestige.gradients.clipping import split_clipping
 from vestige.plan import ADJACENCY, at
 from vestige.privacy.accounting import Charge, epsilon, events_of, noise_for
 
@@ -128,7 +128,7 @@ class AuditOptions(BaseModel):
             )
         if not isinstance(self.method, str) or self.method not in methods.METHODS:
             methods.resolve(self.method)  # says what is wrong with it
-        if self.clipping is not None and not isinstance(taken_apart(self.clipping)[0], str):
+        if self.clipping is not None and not isinstance(split_clipping(self.clipping)[0], str):
             raise ConfigError(
                 "the audit brings its own model, whose parameters a partition cannot name: use "
                 "clipping='flat', 'per_layer' or an automatic or quantile form of them."
@@ -162,7 +162,7 @@ class AuditOptions(BaseModel):
     @property
     def layers(self) -> int:
         """The layers of the audit's model, if each is a group; otherwise 1."""
-        return LAYERS[self.mode] if taken_apart(self.form)[0] == "per_layer" else 1
+        return LAYERS[self.mode] if split_clipping(self.form)[0] == "per_layer" else 1
 
     @property
     def zeroed(self) -> bool:

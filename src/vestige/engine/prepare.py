@@ -16,7 +16,7 @@ from vestige.engine.build import Ingredients, check_settings
 from vestige.engine.options import Options, check_counts
 from vestige.engine.validation import check_criterion, check_model, check_optimizer
 from vestige.errors import ConfigError
-from vestige.gradients.clipping import Auto, Clip, Clipping, Quantile, taken_apart
+from vestige.gradients.clipping import Auto, Clip, Clipping, Quantile, split_clipping
 from vestige.gradients.groups import partition
 from vestige.methods import Method, planned_charges, query_weight, resolve
 from vestige.plan import PrivacyPlan, Schedule, Table, constant, lots_per_epoch, sampling_rate
@@ -96,7 +96,7 @@ def prepare(request: Request) -> tuple[PrivacyPlan, Method, Ingredients]:
 
 def _ingredients(request: Request, method: Method) -> Ingredients:
     options = request.options
-    parts, form = taken_apart(method.clipping if request.clipping is None else request.clipping)
+    parts, form = split_clipping(method.clipping if request.clipping is None else request.clipping)
     groups = partition(request.module, parts)
     stability = form.stability if isinstance(form, Auto) else None
     geometry = method.geometry(groups.buffer())
@@ -123,7 +123,7 @@ def _ingredients(request: Request, method: Method) -> Ingredients:
 
 def _clipping_name(request: Request, method: Method) -> str:
     """The clipping, in words for the plan."""
-    parts, form = taken_apart(method.clipping if request.clipping is None else request.clipping)
+    parts, form = split_clipping(method.clipping if request.clipping is None else request.clipping)
     return str(form) if form else parts if isinstance(parts, str) else "partition"
 
 
@@ -171,6 +171,6 @@ class Ahead:
         rate = sampling_rate(size, lot, sample_rate, check_count("steps", steps))
         method = method.tabulated(steps)
         form = method.clipping if clipping is None else clipping
-        groups = partition(module, taken_apart(form)[0]).count
+        groups = partition(module, split_clipping(form)[0]).count
         charges = planned_charges(method, form, groups, size, lot, rate, steps)
         return cls(method, steps, rate, charges)

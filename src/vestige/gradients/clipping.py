@@ -196,7 +196,7 @@ _NAMED: dict[str, Auto | Quantile] = {
 }
 
 
-def taken_apart(clipping: Clipping) -> tuple[Partition, Auto | Quantile | None]:
+def split_clipping(clipping: Clipping) -> tuple[Partition, Auto | Quantile | None]:
     """The partition of a clipping, and what it is beyond a fixed bound, None for that."""
     if isinstance(clipping, str):
         clipping = _NAMED.get(clipping, clipping)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 
 from vestige.checks import is_number
-from vestige.errors import ConfigError
 from vestige.gradients.clipping import Quantile
 from vestige.methods.catalogue import METHODS
-from vestige.methods.method import WHOLE_GRADIENT, BuildContext, Feature, Method, check_positive
+from vestige.methods.method import WHOLE_GRADIENT, BuildContext, Feature, Method
+from vestige.methods.settings import Count, Inside, Positive, must_be
 from vestige.plan import needs_steps
 from vestige.release.part import Part
 from vestige.updates.adam import AdamBC, AdamWBC
@@ -72,17 +73,14 @@ class ADPAdamW(Method):
     info = METHODS["adp-adamw"]
     optimizer_class = torch.optim.AdamW
 
-    start: float = 2.0
-    clip_start: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not is_number(self.start) or self.start < 1:
-            raise ConfigError(
-                f"start={self.start!r} must be a finite number of at least 1: the noise of the "
-                "first step over that of the last."
-            )
-        check_positive("clip_start", self.clip_start)
+    start: Annotated[
+        float,
+        must_be(
+            "a finite number of at least 1: the noise of the first step over that of the last",
+            lambda v: is_number(v) and v >= 1,
+        ),
+    ] = 2.0
+    clip_start: Positive = 1.0
 
     def excludes(self) -> Mapping[Feature, str]:
         """Two things that move the clip bound."""
@@ -127,13 +125,6 @@ class _AdaptiveClipping(Method):
     clipped: float
     band: float
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("clipped", "band"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 < value < 1:
-                raise ConfigError(f"{name}={value!r} must be strictly between 0 and 1.")
-
     def _rate_control(self, clip: ClipControl, context: BuildContext) -> RateControl:
         return RateControl(clip, context.optimizer, self.clipped, self.band)
 
@@ -144,16 +135,11 @@ class DPAdamAC(_AdaptiveClipping):
 
     info = METHODS["dp-adam-ac"]
 
-    clipped: float = 0.2
-    band: float = 0.1
-    window: int = 1000
-    lowest: float = 0.1
-    highest: float = 10.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("window", "lowest", "highest"):
-            check_positive(name, getattr(self, name))
+    clipped: Inside = 0.2
+    band: Inside = 0.1
+    window: Count = 1000
+    lowest: Positive = 0.1
+    highest: Positive = 10.0
 
     def excludes(self) -> Mapping[Feature, str]:
         """A second thing that moves the clip bound."""
@@ -177,8 +163,8 @@ class DPAdamACPrivate(_AdaptiveClipping):
     info = METHODS["dp-adam-ac-private"]
     clipping = Quantile(target=0.8, lowest=0.1, highest=10.0)
 
-    clipped: float = 0.2
-    band: float = 0.1
+    clipped: Inside = 0.2
+    band: Inside = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vestige.checks import is_number
 from vestige.errors import ConfigError
 from vestige.methods.catalogue import METHODS
 from vestige.methods.method import FIXED_SENSITIVITY, DrawContext, Feature, Method
+from vestige.methods.settings import Count, Inside, Switch
 from vestige.plan import Table, needs_steps
 from vestige.privacy.accounting import Charge
 from vestige.privacy.factorisation import coefficients, tree_sensitivity
@@ -58,18 +58,8 @@ class FractionalNoise(_Correlated):
 
     info = METHODS["fractional-noise"]
 
-    order: float = 0.8
-    bands: int = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not is_number(self.order) or not 0 < self.order < 1:
-            raise ConfigError(
-                f"order={self.order!r} must be strictly between 0 and 1; 0.5 is the square-root "
-                "factorisation."
-            )
-        if type(self.bands) is not int or self.bands < 1:
-            raise ConfigError(f"bands={self.bands!r} must be a whole number of at least 1.")
+    order: Inside = 0.8
+    bands: Count = 8
 
     def charged_rate(self, rate: Table) -> Table:
         """The rate stays that of a lot; a cycle is charged at bands times it."""
@@ -121,19 +111,8 @@ class DPFTRL(_Correlated):
 
     info = METHODS["dp-ftrl"]
 
-    honaker: bool = True
-    restart: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if type(self.honaker) is not bool:
-            raise ConfigError(f"honaker={self.honaker!r} must be True or False.")
-        restart = self.restart
-        if restart is not None and (type(restart) is not int or restart < 1):
-            raise ConfigError(
-                f"restart={restart!r} must be a whole number of epochs of at least 1, or None for "
-                "one tree."
-            )
+    honaker: Switch = True
+    restart: Count | None = None  # epochs
 
     def charged_rate(self, rate: Table) -> Table:
         """The share of a lot in the data; nothing is sampled, so trees are charged at rate 1."""

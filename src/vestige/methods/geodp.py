@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
-from vestige.checks import check_share, is_number
-from vestige.errors import ConfigError
+from vestige.checks import is_number
 from vestige.geometry import Box, Geometry, Tangent
 from vestige.geometry.published import perturbed
 from vestige.methods.catalogue import METHODS
@@ -28,6 +28,7 @@ from vestige.methods.method import (
     Feature,
     Method,
 )
+from vestige.methods.settings import Share, must_be
 from vestige.release.door import Distortion
 
 REFERENCE_SEED = 0  # of the first reference direction: public, the same in every run
@@ -51,11 +52,7 @@ class GeoDP(_Directions):
 
     info = METHODS["geodp"]
 
-    bounding: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("bounding", self.bounding)
+    bounding: Share = 0.1
 
     def noise(self, context: DrawContext) -> Distortion:
         """The published mechanism, on sums."""
@@ -73,11 +70,7 @@ class GeoDPBox(_Directions):
 
     info = METHODS["geodp-box"]
 
-    bounding: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("bounding", self.bounding)
+    bounding: Share = 0.05
 
     def geometry(self, like: Tensor) -> Geometry:
         """Angles in a box."""
@@ -90,15 +83,13 @@ class GeoDPTangent(_Directions):
 
     info = METHODS["geodp-tangent"]
 
-    radius: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not is_number(self.radius) or not 0 < self.radius <= math.pi:
-            raise ConfigError(
-                f"radius={self.radius!r} must be above 0 and at most pi: the largest turn of one "
-                "example."
-            )
+    radius: Annotated[
+        float,
+        must_be(
+            "above 0 and at most pi: the largest turn of one example",
+            lambda v: is_number(v) and 0 < v <= math.pi,
+        ),
+    ] = 1.0
 
     def geometry(self, like: Tensor) -> Geometry:
         """The tangent space at the last direction."""

@@ -12,10 +12,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from vestige.checks import check_count, check_share, is_number
-from vestige.errors import ConfigError
+from vestige.checks import check_count, is_number
 from vestige.memory.recall import Damping, RecallAfter, Recollection
 from vestige.memory.rules import (
     ExponentialMemory,
@@ -32,9 +31,17 @@ from vestige.methods.method import (
     BuildContext,
     Feature,
     WithBeta,
-    check_non_negative,
-    check_positive,
     share,
+)
+from vestige.methods.settings import (
+    Beta,
+    Count,
+    Inside,
+    NonNegative,
+    Positive,
+    Share,
+    Switch,
+    must_be,
 )
 from vestige.plan import Schedule
 from vestige.release.part import Part
@@ -42,6 +49,22 @@ from vestige.updates.estimated import EstimatedMemory
 from vestige.updates.filters import SECOND_ORDER, DopplerFilter, Filter, KalmanFilter
 
 MOST = 1024  # the Gram matrix of the releases has window^2 numbers in each group
+Window = Annotated[
+    int,
+    check_count,
+    must_be(
+        f"at most {MOST}: so many releases are kept, each of the size of the model",
+        lambda v: v <= MOST,
+    ),
+]
+Interval = Annotated[
+    tuple[float, float],
+    must_be(
+        "two numbers (low, high) with low <= high: the exponents that count as reliable, (2, 6) "
+        "by default",
+        lambda v: isinstance(v, tuple) and len(v) == 2 and all(map(is_number, v)) and v[0] <= v[1],
+    ),
+]
 
 
 class RememberingMethod(WithBeta):
@@ -50,14 +73,6 @@ class RememberingMethod(WithBeta):
     recollection: ClassVar[type[Recollection]] = Recollection
 
     window: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if check_count("window", self.window) > MOST:
-            raise ConfigError(
-                f"window={self.window} is too long: at most {MOST} releases are kept, each of the "
-                "size of the model."
-            )
 
     def parts(self, context: BuildContext) -> Sequence[Part]:
         """The memory; none where nothing is ever recalled (window 1, or a constant beta 1)."""
@@ -95,24 +110,15 @@ class FO(RememberingMethod):
 
     info = METHODS["fo"]
 
-    beta: Schedule = 0.9
-    alpha: float = 0.8
-    window: int = 8
-    tempering: float = 0.0
-    inconsistency: float = 0.1
-    ema: float = 0.3
-    min_scale: float = 1e-6
-    confidence: float = 1.0
-    eps: float = 1e-12
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("alpha", self.alpha)
-        check_non_negative("tempering", self.tempering)
-        check_non_negative("inconsistency", self.inconsistency)
-        check_share("ema", self.ema)
-        for name in ("min_scale", "confidence", "eps"):
-            check_positive(name, getattr(self, name))
+    beta: Beta = 0.9
+    alpha: Share = 0.8
+    window: Window = 8
+    tempering: NonNegative = 0.0
+    inconsistency: NonNegative = 0.1
+    ema: Share = 0.3
+    min_scale: Positive = 1e-6
+    confidence: Positive = 1.0
+    eps: Positive = 1e-12
 
     def rule(self, steps_per_epoch: int) -> Memory:
         """The fractional rule."""
@@ -156,8 +162,8 @@ class Uniform(RememberingMethod):
 
     info = METHODS["uniform"]
 
-    beta: Schedule = 0.9
-    window: int = 8
+    beta: Beta = 0.9
+    window: Window = 8
 
     def rule(self, steps_per_epoch: int) -> Memory:
         """Equal weights."""
@@ -170,14 +176,9 @@ class Exponential(RememberingMethod):
 
     info = METHODS["exponential"]
 
-    beta: Schedule = 0.9
-    window: int = 8
-    decay: float = 0.7
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not is_number(self.decay) or not 0 < self.decay < 1:
-            raise ConfigError(f"decay={self.decay!r} must be strictly between 0 and 1.")
+    beta: Beta = 0.9
+    window: Window = 8
+    decay: Inside = 0.7
 
     def rule(self, steps_per_epoch: int) -> Memory:
         """Geometric weights."""
@@ -199,42 +200,23 @@ class SMA(RememberingMethod):
     info = METHODS["sma"]
     clipping = "per_layer"
 
-    beta: Schedule = 0.95
-    alpha: float = 0.7
-    window: int = 4
-    interval: tuple[float, float] = (2.0, 6.0)
-    tempering: float = 1.0
-    ema: float = 0.3
-    warmup: float | None = None
-    norm_cap: float = 1.0
-    eps: float = 1e-12
-    estimator: str = "hill"
-    refresh: int = 1
-    debias: bool = False
+    beta: Beta = 0.95
+    alpha: Share = 0.7
+    window: Window = 4
+    interval: Interval = (2.0, 6.0)
+    tempering: Positive = 1.0
+    ema: Share = 0.3
+    warmup: Positive | None = None
+    norm_cap: Positive = 1.0
+    eps: Positive = 1e-12
+    estimator: Annotated[str, lambda _, name: check_estimator(name)] = "hill"
+    refresh: Count = 1
+    debias: Switch = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share("alpha", self.alpha)
-        self._check_interval()
-        check_share("ema", self.ema)
-        for name in ("tempering", "norm_cap", "eps"):
-            check_positive(name, getattr(self, name))
-        if self.warmup is not None:
-            check_positive("warmup", self.warmup)
-        check_estimator(self.estimator)
-        check_count("refresh", self.refresh)
-        if type(self.debias) is not bool:
-            raise ConfigError(f"debias={self.debias!r} must be True or False.")
-
-    def _check_interval(self) -> None:
-        interval: Any = self.interval
-        pair = isinstance(interval, list | tuple) and len(interval) == 2
-        if not pair or not all(is_number(end) for end in interval) or interval[0] > interval[1]:
-            raise ConfigError(
-                f"interval={interval!r} must be two numbers (low, high) with low <= high: the "
-                "exponents that count as reliable, (2, 6) by default."
-            )
-        object.__setattr__(self, "interval", (float(interval[0]), float(interval[1])))
+        low, high = self.interval
+        object.__setattr__(self, "interval", (float(low), float(high)))
 
     def rule(self, steps_per_epoch: int) -> Memory:
         """The spectral rule."""
@@ -252,14 +234,9 @@ class SMAShuffled(SMA):
 
     info = METHODS["sma-shuffled"]
 
-    shuffle_seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if type(self.shuffle_seed) is not int or self.shuffle_seed < 0:
-            raise ConfigError(
-                f"shuffle_seed={self.shuffle_seed!r} must be a whole number of at least 0."
-            )
+    shuffle_seed: Annotated[
+        int, must_be("a whole number of at least 0", lambda v: type(v) is int and v >= 0)
+    ] = 0
 
     def rule(self, steps_per_epoch: int) -> Memory:
         """The spectral rule with exchanged exponents."""
@@ -272,15 +249,7 @@ class SMAFixed(SMA):
 
     info = METHODS["sma-fixed"]
 
-    fixed: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not is_number(self.fixed) or self.fixed < 0:
-            raise ConfigError(
-                f"fixed={self.fixed!r} must be a finite number of at least 0: the tempering lambda "
-                "of every layer (SMA's own is in [0, 1))."
-            )
+    fixed: NonNegative = 0.0  # the tempering lambda of every layer; SMA's own is in [0, 1)
 
     def rule(self, steps_per_epoch: int) -> Memory:
         """The spectral rule without spectra."""
@@ -334,15 +303,9 @@ class Doppler(EstimatingMethod):
 
     info = METHODS["doppler"]
 
-    order: int = 1
-    smoothing: float = 0.3
-    beta: Schedule = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("smoothing", self.smoothing)
-        if type(self.order) is not int or self.order not in (1, 2):
-            raise ConfigError(f"order={self.order!r} must be 1 or 2.")
+    order: Annotated[int, must_be("1 or 2", lambda v: type(v) is int and v in (1, 2))] = 1
+    smoothing: Share = 0.3
+    beta: Beta = 1.0
 
     def filter(self, context: BuildContext) -> Filter:
         """The recursion of this order."""
@@ -358,7 +321,7 @@ class Kalman(EstimatingMethod):
     info = METHODS["kalman"]
     clipping = "per_layer"
 
-    beta: Schedule = 1.0
+    beta: Beta = 1.0
 
     def filter(self, context: BuildContext) -> Filter:
         """One gain for each group."""

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from vestige.checks import check_share, is_number, plain
+from vestige.checks import check_share, plain
 from vestige.errors import ConfigError
 from vestige.geometry import Geometry
 from vestige.gradients import Capture
-from vestige.gradients.clipping import Clip, Clipping, Quantile, taken_apart
+from vestige.gradients.clipping import Clip, Clipping, Quantile, split_clipping
 from vestige.gradients.groups import Groups
 from vestige.methods.catalogue import AMBIGUOUS, METHODS, MethodInfo
+from vestige.methods.settings import check_fields
 from vestige.plan import PrivacyPlan, Schedule, Table, at, constant, lots_per_epoch, tabulate
 from vestige.privacy.accounting import Charge, step_charges
 from vestige.release.correlation import Correlation
@@ -113,6 +114,7 @@ class Method:
     def __post_init__(self) -> None:
         for field in fields(self):
             object.__setattr__(self, field.name, plain(getattr(self, field.name)))
+        check_fields(self)
 
     @property
     def name(self) -> str:
@@ -244,10 +246,6 @@ class WithBeta(Method):
 
     beta: Schedule
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_beta(self.beta)
-
     @property
     def query_weight(self) -> Schedule:
         """beta: the weight of the clipped sum in the release."""
@@ -324,7 +322,7 @@ def planned_charges(
             f"method {method.name!r} has no guarantee ({method.info.guarantee}), so no noise "
             "reaches a target epsilon: give a noise multiplier, for study."
         )
-    _, form = taken_apart(clipping)
+    _, form = split_clipping(clipping)
     beside = form.beside(batch_size, groups) if isinstance(form, Quantile) else 0.0
     return method.charges(
         method.charged_rate(rate),
@@ -337,25 +335,3 @@ def planned_charges(
 
 def _beta_table(beta: Schedule, steps: int | None) -> Table:
     return tabulate("beta", beta, steps, lambda value: check_share("beta", value))
-
-
-def check_beta(beta: Schedule) -> None:
-    """A number in (0, 1] or a schedule of them; a function is checked when it is tabulated."""
-    if callable(beta):
-        return
-    if beta == ():
-        raise ConfigError("beta is empty: give a number, or one for each step.")
-    for value in beta if isinstance(beta, tuple) else (beta,):
-        check_share("beta", value)
-
-
-def check_positive(name: str, value: Any) -> None:
-    """A finite number above 0."""
-    if not is_number(value) or value <= 0:
-        raise ConfigError(f"{name}={value!r} must be a finite number above 0.")
-
-
-def check_non_negative(name: str, value: Any) -> None:
-    """A finite number of at least 0."""
-    if not is_number(value) or value < 0:
-        raise ConfigError(f"{name}={value!r} must be a finite number of at least 0.")

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from vestige.checks import check_share
 from vestige.errors import ConfigError
 from vestige.gradients.clipping import Clip
 from vestige.methods.catalogue import METHODS
@@ -19,8 +18,8 @@ from vestige.methods.method import (
     DrawContext,
     Feature,
     Method,
-    check_positive,
 )
+from vestige.methods.settings import Positive, Share
 from vestige.plan import Table
 from vestige.privacy.accounting import Charge, step_charges
 from vestige.release.part import Part
@@ -60,13 +59,8 @@ class DPIS(Method):
 
     info = METHODS["dp-is"]
 
-    floor: float = 0.5
-    norm_noise: float = 50.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("floor", self.floor)
-        check_positive("norm_noise", self.norm_noise)
+    floor: Share = 0.5
+    norm_noise: Positive = 50.0
 
     def excludes(self) -> Mapping[Feature, str]:
         """Anything that moves the bound or the rate, and workers that draw lots ahead."""

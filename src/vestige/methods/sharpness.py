@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Annotated, ClassVar, cast
 
 import torch
 
-from vestige.checks import check_share
-from vestige.errors import ConfigError
 from vestige.methods.catalogue import METHODS
-from vestige.methods.method import (
-    OWN_FILTER,
-    BuildContext,
-    Feature,
-    Method,
-    check_non_negative,
-    check_positive,
-)
+from vestige.methods.method import OWN_FILTER, BuildContext, Feature, Method
+from vestige.methods.settings import NonNegative, Positive, Share, must_be
 from vestige.release.part import Part
 from vestige.updates.ascent import AlternatingAscent, Ascent
 from vestige.updates.filters import RunningMean
@@ -31,10 +23,6 @@ class _Sharpness(Method):
     optimizer_class = torch.optim.SGD
 
     radius: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_non_negative("radius", self.radius)
 
 
 @dataclass(frozen=True)
@@ -50,7 +38,7 @@ class DPSAT(_Sharpness):
     info = METHODS["dp-sat"]
     displacement: ClassVar[bool] = False
 
-    radius: float = 0.03
+    radius: NonNegative = 0.03
 
     def parts(self, context: BuildContext) -> Sequence[Part]:
         """What moves the weights."""
@@ -81,16 +69,14 @@ class DPSAM(_Sharpness):
 
     info = METHODS["dp-sam"]
 
-    radius: float = 0.05
-    sample: str = "same"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sample not in ("same", "fresh"):
-            raise ConfigError(
-                f"sample={self.sample!r} must be 'same' (one lot, looked at twice) or 'fresh' (a "
-                "second lot)."
-            )
+    radius: NonNegative = 0.05
+    sample: Annotated[
+        str,
+        must_be(
+            "'same' (one lot, looked at twice) or 'fresh' (a second lot)",
+            lambda v: v in ("same", "fresh"),
+        ),
+    ] = "same"
 
     @property
     def looks(self) -> int:
@@ -161,14 +147,8 @@ class Disk(Method):
 
     info = METHODS["disk"]
 
-    gain: float = 0.7
-    ahead: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("gain", self.gain)
-        if self.ahead is not None:
-            check_positive("ahead", self.ahead)
+    gain: Share = 0.7
+    ahead: Positive | None = None
 
     @property
     def weight(self) -> float:

@@ -120,7 +120,7 @@ def prepare(
     tell = progress or (lambda _: None)
     tell(Progress(f"loading {Path(config.dataset).name}"))
 
-    from vestige.gradients.clipping import taken_apart
+    from vestige.gradients.clipping import split_clipping
     from vestige.gradients.groups import partition
     from vestige.train import data, models
 
@@ -137,7 +137,7 @@ def prepare(
     method = methods.resolve(config.method, config.settings)
     if known is None:
         # Found here rather than in the engine, before seconds go into the calibration.
-        parts, _ = taken_apart(config.chosen_clipping)
+        parts, _ = split_clipping(config.chosen_clipping)
         groups = partition(model, parts).names
         _check_bounds(config.clip, groups)
         tell(Progress("accounting"))

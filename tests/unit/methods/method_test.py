@@ -244,7 +244,7 @@ def test_bad_schedules_are_refused(method, options, message):
         (lambda: FO(beta=np.array([0.9, 1.1])), "beta=1.1"),
         (lambda: FO(beta=10**400), "beta=1000"),
         (lambda: FO(beta=np.True_), "beta=True"),
-        (lambda: FO(window=1025), "window=1025 is too long"),
+        (lambda: FO(window=1025), "window=1025 must be at most 1024"),
         (lambda: FO(alpha=Fraction(1, 2)), "alpha="),
         (lambda: FO(alpha=0), "alpha=0"),
         (lambda: FO(alpha=1.5), "alpha=1.5"),
