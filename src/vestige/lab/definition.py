@@ -29,6 +29,7 @@ from vestige.lab.fields import (
     one_of,
     refuse,
 )
+from vestige.lab.readings import Reading
 from vestige.lab.setting import RunSetting
 
 KINDS = ("training", "direction-error")
@@ -97,9 +98,14 @@ class MethodRuns(Runs):
 
 
 class Arm(MethodRuns):
-    """One line of a table, and what the paper prints for it."""
+    """One line of a table, and what the paper prints for it.
+
+    With `plain` it is a reading of the paper that may break the guarantee, and runs in the plain
+    loop (plain_loop.py) instead of the engine; `method` is then the name of what it reads.
+    """
 
     paper: Printed = Field(default_factory=dict)
+    plain: dict[str, Any] | None = None
 
 
 class Absent(Model):
@@ -127,15 +133,25 @@ class FairArm(MethodRuns):
 
 
 class Fair(Model):
-    """The fair column: equal formal epsilon, equal tuning on images that no run trains on."""
+    """The fair column: equal formal epsilon, equal tuning on images that no run trains on.
+
+    With a `margin` every arm is also tested for being the first one's equal, within it.
+    """
 
     epsilons: Numbers
     validation_range: Span = Field(default=[5000, 7000])
     tuning_seed: Whole = 100
+    first_seed: Whole = 0
     seeds: Seeds = 5
+    margin: Annotated[float, Field(gt=0, lt=1)] | None = None
     datasets: list[Text] = Field(default=[])
     protocol: Runs = Runs()
     arms: list[FairArm] = Field(default=[], alias="arm")
+
+    @property
+    def reported(self) -> range:
+        """The seeds of the final runs."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
     def most_rates(self) -> int:
@@ -155,7 +171,7 @@ class Fair(Model):
                 )
         if len({len(arm.rates) for arm in tuned}) > 1:
             raise refuse("the arms have different numbers of rates: tune all of them alike.")
-        if self.tuning_seed < self.seeds:
+        if self.tuning_seed in self.reported:
             raise refuse(
                 f"tuning_seed = {self.tuning_seed} is one of the {self.seeds} seeds that are "
                 "reported: choose another."
@@ -266,7 +282,8 @@ class Experiment(Model):
             return self
         if not self.datasets:
             raise refuse("the table [protocol] names no datasets: name at least one.")
-        _check_labels("[[arm]]", self.arms)
+        if self.arms or not self.fair:
+            _check_labels("[[arm]]", self.arms)
         labels = [arm.label for arm in self.arms]
         if self.reference and self.reference not in labels:
             raise refuse(
@@ -284,9 +301,15 @@ class Experiment(Model):
         for values in itertools.product(*(self.grid[name] for name in names)):
             yield dict(zip(names, values, strict=True))
 
-    def run(self, arm: Arm, dataset: str, variant: Mapping[str, Any], seed: int) -> RunSetting:
+    def run(
+        self, arm: Arm, dataset: str, variant: Mapping[str, Any], seed: int
+    ) -> RunSetting | Reading:
         """A run of the published column."""
         values = _merged(self.protocol.values, arm.values, variant)
+        if arm.plain is not None:
+            names = Reading.model_fields.keys() & values.keys()
+            values = {name: values[name] for name in names} | arm.plain
+            return Reading(dataset=dataset, seed=seed, **values)
         return RunSetting(dataset=dataset, seed=seed, **values)
 
     def fair_run(

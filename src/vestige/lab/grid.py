@@ -15,6 +15,7 @@ from typing import Any
 
 from vestige.errors import ConfigError
 from vestige.lab.definition import Experiment, FairArm
+from vestige.lab.readings import Reading
 from vestige.lab.setting import Config, RunSetting, config_hash
 
 COLUMNS = ("published", "fair")
@@ -31,7 +32,7 @@ class Task:
     label: str
     hash: str
     config: Config
-    run: RunSetting | None  # None for a point of a direction study
+    run: RunSetting | Reading | None  # None for a point of a direction study
     device: str = "cpu"
     cell: tuple[tuple[str, Any], ...] = ()  # dataset, grid values, target epsilon, panel
 
@@ -133,7 +134,7 @@ def _finals(
 ) -> Iterator[Task]:
     assert experiment.fair is not None
     rate = chosen_rate(experiment, dataset, epsilon, arm, rows)
-    for seed in range(experiment.fair.seeds) if rate is not None else ():
+    for seed in experiment.fair.reported if rate is not None else ():
         assert rate is not None
         run = experiment.fair_run(arm, dataset, epsilon, rate, seed, tuning=False)
         place = (experiment.name, "fair", "final", arm.label)
@@ -151,7 +152,7 @@ def _points(experiment: Experiment) -> Iterator[Task]:
 def _task(
     experiment: Experiment,
     place: tuple[str, str, str, str],
-    run: RunSetting,
+    run: RunSetting | Reading,
     cell: Mapping[str, Any],
 ) -> Task:
     config = run.config()

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from vestige.errors import ConfigError
 from vestige.lab.definition import Experiment
 from vestige.lab.fields import refusal
+from vestige.lab.readings import Reading
 from vestige.lab.setting import RunSetting
 
 
@@ -92,9 +93,11 @@ def _check_runs(path: Path, experiment: Experiment) -> None:
             _check_run(place, experiment.fair_run, tuned, dataset, 1.0, rate, 0, True)
 
 
-def _check_run(place: str, make: Callable[..., RunSetting], *arguments: Any) -> None:
+def _check_run(place: str, make: Callable[..., RunSetting | Reading], *arguments: Any) -> None:
     try:
-        make(*arguments).train_config()
+        run = make(*arguments)
+        if isinstance(run, RunSetting):
+            run.train_config()
     except (ConfigError, TypeError) as error:
         # A TypeError is a value of the wrong kind that a constructor tripped over.
         raise ConfigError(f"{place}: {error}") from error

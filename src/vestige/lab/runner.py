@@ -35,6 +35,7 @@ from vestige.lab import catalogue
 from vestige.lab.definition import Experiment
 from vestige.lab.grid import Plan, Task, chosen_columns
 from vestige.lab.progress import Display
+from vestige.lab.readings import Reading
 from vestige.lab.rows import RowStore
 
 RESULTS = Path("results")
@@ -125,6 +126,7 @@ def reproduce(request: Request, display: Display | None = None) -> Outcome:
     outcome = work.outcome
     display.begin(outcome.finished, outcome.total)
     try:
+        work.run_side_by_side()
         for workers in range(request.workers, 0, -1):  # a pool that lost a worker goes on without
             with _pool(workers) if request.workers > 1 else _here() as pool:
                 if work.run(pool, workers):
@@ -157,6 +159,24 @@ class _Work:
         rows = self._store.refresh()
         self.outcome.total = self._plan.total(rows)
         self.outcome.finished = sum(task.hash in rows for task in self._plan.tasks(rows))
+
+    def run_side_by_side(self) -> None:
+        """On a GPU, readings that share data, lot and length run together, in one loop."""
+        device = self._request.device or ""
+        open_ = [task for task in self._open() if isinstance(task.run, Reading)]
+        if not open_ or not device.startswith("cuda"):
+            return
+        from vestige.lab import training_row
+
+        for group in training_row.groups(open_):
+            watch = functools.partial(self._tell, f"{len(group)} runs side by side")
+            for row in training_row.plain_rows(group, device, watch):
+                self._store.append(row)
+                self.outcome.made += 1
+            self.count()
+
+    def _tell(self, name: str, epoch: int, epochs: int) -> None:
+        self._show(f"{name} (epoch {epoch}/{epochs})")
 
     def run(self, pool: Executor, workers: int) -> bool:
         """Run rows until all are finished, failed, or would end after the deadline.
@@ -194,9 +214,7 @@ class _Work:
         return [t for t in self._plan.tasks(rows) if t.hash not in rows and t.hash not in taken]
 
     def _make(self, task: Task) -> Callable[[], Made]:
-        def watch(epoch: int, epochs: int) -> None:
-            self._show(f"{task.name} (epoch {epoch}/{epochs})")
-
+        watch = functools.partial(self._tell, task.name)
         request, root = self._request, str(self._request.root.resolve())
         alone = request.workers == 1
         return functools.partial(

@@ -73,6 +73,37 @@ class PairedTest:
     comparisons: int = 1
 
 
+@dataclass(frozen=True)
+class Equivalence:
+    """Two one-sided paired t tests: is the mean difference within +-margin (Schuirmann 1987)?
+
+    `low` and `high` are the 90 % interval of the difference: it lies within the margin if and only
+    if `p`, the larger of the two, is at most 0.05.
+    """
+
+    margin: float
+    low: float
+    high: float
+    p: float
+
+
+def equivalence(differences: Sequence[float], margin: float) -> Equivalence:
+    """Both tests over paired differences, of which there are at least two."""
+    from scipy.stats import t
+
+    count = len(differences)
+    if count < 2:
+        raise ConfigError(f"equivalence needs at least 2 pairs, not {count}: run more seeds.")
+    mean, std = math.fsum(differences) / count, sample_std(differences)
+    if std == 0:
+        return Equivalence(margin, mean, mean, 0.0 if abs(mean) < margin else 1.0)
+    error = std / math.sqrt(count)
+    above = float(t.sf((mean + margin) / error, count - 1))
+    below = float(t.cdf((mean - margin) / error, count - 1))
+    half = interval_half_width(std, count, confidence=0.90)
+    return Equivalence(margin, mean - half, mean + half, max(above, below))
+
+
 def paired_test(values: Mapping[int, float], reference: Mapping[int, float]) -> PairedTest | None:
     """The paired t test over the seeds that both have; None where there are none."""
     seeds = sorted(values.keys() & reference.keys())

@@ -10,7 +10,7 @@ import functools
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from vestige.errors import ConfigError
 from vestige.lab.diagnostics import MemoryRecord
 from vestige.lab.grid import Row, Task
+from vestige.lab.plain_loop import Images, run_side_by_side
+from vestige.lab.readings import Reading
 from vestige.lab.setting import RunSetting
 from vestige.lab.spending import epsilon_curve
 from vestige.privacy import accounting
@@ -46,6 +48,8 @@ def make_row(
     watch = watch or (lambda *_: None)
     if task.run is None:
         row, used = _direction_row(task), "cpu"
+    elif isinstance(task.run, Reading):
+        return plain_rows([task], device or task.device, watch)[0]
     else:
         row, used = _training_row(task, task.run, device or task.device, watch)
     return row | {"versions": training.versions(), "hardware": hardware(used, workers)}
@@ -74,6 +78,59 @@ def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tup
         "diagnostics": record.memory.summary(run.epochs),
     }
     return row, result["device"]
+
+
+def groups(tasks: Sequence[Task]) -> list[list[Task]]:
+    """Readings that can run side by side: those with the same data, lot and length."""
+    shared = ("dataset", "train_range", "test_range", "lot", "epochs")
+    together: dict[str, list[Task]] = {}
+    for task in tasks:
+        together.setdefault(str([task.config[name] for name in shared]), []).append(task)
+    return list(together.values())
+
+
+def plain_rows(tasks: Sequence[Task], device: str, watch: Watch | None = None) -> list[Row]:
+    """The rows of readings that share data, lot and length, made side by side.
+
+    Their seconds are those of all of them together.
+    """
+    readings = [task.run for task in tasks if isinstance(task.run, Reading)]
+    started = time.perf_counter()
+    curves = run_side_by_side(readings, _images(readings[0]), device, watch)
+    seconds = round(time.perf_counter() - started, 3)
+    machine = {"versions": training.versions(), "hardware": hardware(device, 1)}
+    return [
+        {
+            **_place(task),
+            **{name: getattr(reading, name) for name in ("dataset", "seed", "lr", "epochs")},
+            "model": "mlp",
+            "method": "plain loop",
+            "settings": task.config,
+            "final_accuracy": curve[-1],
+            "best_accuracy": max(curve),
+            "final_loss": None,
+            "epsilon": None,
+            "epsilon_marginal": None,
+            "delta": None,
+            "guarantee": "none: a plain loop without a ledger, on public images",
+            "noise_multiplier": reading.noise_multiplier,
+            "optimizer": "Adam" if reading.adam else "SGD",
+            "steps": reading.steps,
+            "seconds": seconds,
+            "curve": {"epoch": list(range(1, reading.epochs + 1)), "accuracy": curve},
+            "diagnostics": None,
+            **machine,
+        }
+        for task, reading, curve in zip(tasks, readings, curves, strict=True)
+    ]
+
+
+def _images(reading: Reading) -> Images:
+    held_out = (reading.test_range[0], reading.test_range[1])
+    data = _load(reading.dataset, tuple(reading.train_range), held_out, False)
+    # The loader's pixels are 2 x - 1, and the readings scale them each in its own way.
+    x_train, x_test = ((x.flatten(1) + 1) / 2 for x in (data.x_train, data.x_test))
+    return Images(x_train, data.y_train, x_test, data.y_test, data.classes)
 
 
 def papers_event(run: RunSetting, beta: Any) -> Event | None:

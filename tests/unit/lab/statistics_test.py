@@ -9,11 +9,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import ttest_1samp
 
 from vestige.errors import ConfigError
 from vestige.lab import catalogue
 from vestige.lab.statistics import (
     corrected,
+    equivalence,
     holm,
     interval_half_width,
     paired_test,
@@ -156,3 +158,27 @@ def test_time_to_a_target_without_a_guarantee() -> None:
     curve: dict[str, list[float | None]] = {"epoch": [1], "accuracy": [0.5], "epsilon": [None]}
     found = time_to_target(0.3, [curve])
     assert (found.reached, found.epochs, found.epsilon) == (1, 1.0, None)
+
+
+def test_equivalence_is_two_one_sided_tests() -> None:
+    differences = [0.001, -0.002, 0.0005, 0.0015, -0.001]
+    found = equivalence(differences, 0.005)
+    above = ttest_1samp(differences, -0.005, alternative="greater").pvalue
+    below = ttest_1samp(differences, 0.005, alternative="less").pvalue
+    assert found.p == pytest.approx(max(above, below))
+    interval = ttest_1samp(differences, 0).confidence_interval(0.90)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+
+
+@pytest.mark.parametrize("shift", [-0.01, -0.004, 0.0, 0.003, 0.02])
+def test_the_interval_is_within_the_margin_where_both_tests_reject(shift: float) -> None:
+    differences = [shift + step for step in (-0.002, -0.001, 0.0, 0.001, 0.002)]
+    found = equivalence(differences, 0.005)
+    assert (found.p <= 0.05) == (found.low >= -0.005 and found.high <= 0.005)
+
+
+def test_equal_differences_are_certain() -> None:
+    assert equivalence([0.001] * 3, 0.005).p == 0
+    assert equivalence([0.01] * 3, 0.005).p == 1
+    with pytest.raises(ConfigError, match="at least 2 pairs"):
+        equivalence([0.0], 0.005)
