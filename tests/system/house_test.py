@@ -33,7 +33,6 @@ WITHOUT_MIRROR = {
     "engine/build.py",
     "engine/forecast.py",
     "engine/prepare.py",
-    "engine/schedulers.py",
     "engine/state.py",
     "engine/validation.py",
     "errors.py",

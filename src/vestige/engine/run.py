@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from vestige.engine.forecast import coming_events
 from vestige.engine.guard import BudgetGuard
-from vestige.engine.schedulers import gate_schedulers
+from vestige.engine.schedulers import free_schedulers, gate_schedulers
 from vestige.engine.validation import check_optimizer
 from vestige.errors import PrivacyError
 from vestige.gradients import Capture
@@ -88,10 +88,8 @@ class Run:
         self.gave_up = False  # whether a lot was abandoned
         self.gap = False  # whether it was once taken up from a state without a ledger file
         self.unchecked: str | None = "self_check=False switched it off"
-        self._withholds = any(part.withholds for part in parts)
         self._depth = 0  # how many calls of optimizer.step() are under way, one inside the other
         self._epoch: int | None = None  # the first lot of the last epoch that was looked at
-        self._gated: int | None = None  # the same, of the last one whose schedulers were gated
         self._gradient = self.groups.buffer()
         self._device = self._gradient.device.type
         self._held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -121,6 +119,7 @@ class Run:
         self._each(lambda part: part.lot_ends())
         for hook in self._hooks:
             hook.remove()
+        free_schedulers(self.optimizer)
         if leaves:
             self._leave_ledger()  # last: a ledger file that is gone raises
 
@@ -138,6 +137,9 @@ class Run:
     def in_lot(self) -> bool:
         """Whether a lot was handed out that is not released yet."""
         return self.phase is Phase.LOT
+
+    def _has_moved(self) -> bool:
+        return self.moved
 
     def part(self, kind: type[_P]) -> _P | None:
         """The part of that kind, if the run has one."""
@@ -182,11 +184,6 @@ class Run:
         self._check_turn(batch)
         if self.phase is Phase.BETWEEN:
             self._begin_lot(batch)
-        moves = batch.last and not batch.measures and not self._withholds
-        if not moves and self._gated != self.lots.first_lot:
-            # Once an epoch: looking for schedulers takes longer than a step.
-            gate_schedulers(self.optimizer, lambda: self.moved)
-            self._gated = self.lots.first_lot
         self.capture.start(batch)
         self.losses.start(batch)
         for observer in self.door.observers:
@@ -216,6 +213,7 @@ class Run:
         """Everything that is done before the loop sees a lot: nothing here can depend on it."""
         if self._epoch != self.lots.first_lot:  # once an epoch
             self.capture.tracker.check_buffers()
+            gate_schedulers(self.optimizer, self._has_moved)
             self._epoch = self.lots.first_lot
         self.position.lot = batch.lot
         if self.guard:

@@ -1,52 +1,55 @@
 """Learning-rate schedulers advance per release, not per physical batch.
 
 A loop that calls `scheduler.step()` after every `optimizer.step()` would run through its schedule
-too fast when a lot comes in several physical batches. The schedulers of the private optimizer are
-found and given a subclass whose `step` does nothing unless the optimizer has just released; their
-state_dict is unchanged.
+too fast when a lot comes in several physical batches. A scheduler knows its optimizer, and not the
+other way round, so `step` of the scheduler classes asks whether that optimizer is a private one
+that has just released nothing. Every other scheduler of the process steps as ever.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
+from weakref import WeakKeyDictionary, WeakMethod
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+# Weak on both sides: a run holds its optimizer.
+_RELEASED: WeakKeyDictionary[Optimizer, WeakMethod[Callable[[], bool]]] = WeakKeyDictionary()
+
 
 def gate_schedulers(optimizer: Optimizer, released: Callable[[], bool]) -> None:
-    """Gate every scheduler of `optimizer` on `released()`; those already gated are left alone."""
-    for scheduler in _schedulers_of(optimizer):
-        original = type(scheduler)
-        if "_gated" not in vars(original):
-            scheduler.__class__ = _gated(original, released)
+    """Hold the schedulers of `optimizer` still wherever `released()`, a method, is false.
+
+    To be called again once in a while: classes may have been defined since.
+    """
+    _RELEASED[optimizer] = WeakMethod(released)
+    for kind in _classes(LRScheduler):
+        step = vars(kind).get("step")
+        if step is not None and not hasattr(step, "_asks"):
+            kind.step = _gated(step)  # type: ignore[method-assign]
 
 
-def _schedulers_of(optimizer: Optimizer) -> list[LRScheduler]:
-    # A scheduler holds its optimizer and not the other way round, so ask the garbage collector.
-    owners: list[Any] = []
-    for referrer in gc.get_referrers(optimizer):
-        owners.append(referrer)
-        if isinstance(referrer, dict) and referrer.get("optimizer") is optimizer:
-            owners.extend(gc.get_referrers(referrer))
-    return [o for o in owners if isinstance(o, LRScheduler) and o.optimizer is optimizer]
+def free_schedulers(optimizer: Optimizer) -> None:
+    """The optimizer is an ordinary one again."""
+    _RELEASED.pop(optimizer, None)
 
 
-def _blank(kind: type[LRScheduler]) -> LRScheduler:
-    return kind.__new__(kind)
+def _classes(kind: type[LRScheduler]) -> Iterator[type[LRScheduler]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _classes(below)
 
 
-def _gated(original: type[LRScheduler], released: Callable[[], bool]) -> type[LRScheduler]:
-    def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        if released():
-            original.step(self, *args, **kwargs)
+def _gated(step: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(step)
+    def gated(self: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+        asked = _RELEASED.get(getattr(self, "optimizer", None))  # type: ignore[arg-type]
+        released = asked and asked()
+        being_made = getattr(self, "_step_count", 1) == 0  # its constructor takes a step of its own
+        return step(self, *args, **kwargs) if not released or being_made or released() else None
 
-    def as_before(self: LRScheduler, protocol: Any) -> Any:
-        # A copy or a pickle is of the user's own class.
-        return _blank, (original,), vars(self)
-
-    return type(
-        original.__name__, (original,), {"step": step, "_gated": True, "__reduce_ex__": as_before}
-    )
+    gated._asks = True  # type: ignore[attr-defined]
+    return gated

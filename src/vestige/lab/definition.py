@@ -98,11 +98,7 @@ class MethodRuns(Runs):
 
 
 class Arm(MethodRuns):
-    """One line of a table, and what the paper prints for it.
-
-    With `plain` it is a reading of the paper that may break the guarantee, and runs in the plain
-    loop (plain_loop.py) instead of the engine; `method` is then the name of what it reads.
-    """
+    """One line of a table, and what the paper prints for it; `plain`: it runs in plain_loop.py."""
 
     paper: Printed = Field(default_factory=dict)
     plain: dict[str, Any] | None = None
@@ -133,10 +129,7 @@ class FairArm(MethodRuns):
 
 
 class Fair(Model):
-    """The fair column: equal formal epsilon, equal tuning on images that no run trains on.
-
-    With a `margin` every arm is also tested for being the first one's equal, within it.
-    """
+    """The fair column: equal formal epsilon, equal tuning on images that no run trains on."""
 
     epsilons: Numbers
     validation_range: Span = Field(default=[5000, 7000])

@@ -6,7 +6,6 @@ import copy
 import io
 import json
 import math
-import pickle
 from fractions import Fraction
 
 import numpy as np
@@ -756,73 +755,6 @@ def test_a_closure_is_one_release(form):
     assert engine.released == len(losses) == len(loader)
     with pytest.raises(PrivacyError, match=r"not the one|fresh backward"):
         optimizer.step(closure)
-
-
-lr = torch.optim.lr_scheduler
-SCHEDULERS = {
-    "StepLR": lambda o: lr.StepLR(o, 2, 0.5),
-    "LambdaLR": lambda o: lr.LambdaLR(o, lambda t: 1 / (1 + t)),
-    "CosineAnnealingLR": lambda o: lr.CosineAnnealingLR(o, 10),
-    "OneCycleLR": lambda o: lr.OneCycleLR(o, 0.1, total_steps=30),
-    "SequentialLR": lambda o: lr.SequentialLR(
-        o, [lr.ConstantLR(o, 0.1), lr.ExponentialLR(o, 0.9)], [2]
-    ),
-    "ChainedScheduler": lambda o: lr.ChainedScheduler(
-        [lr.ConstantLR(o, 0.1, 3), lr.ExponentialLR(o, 0.9)]
-    ),
-}
-
-
-@pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_advance_per_release(name, early):
-    """With physical batches of 2 the rates are those of a loop without them."""
-    rates = {}
-    for physical in (None, 2):
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scheduler = SCHEDULERS[name](optimizer) if early else None
-        engine, model, optimizer, loader = private(
-            model, optimizer=optimizer, max_physical_batch_size=physical
-        )
-        scheduler = scheduler or SCHEDULERS[name](optimizer)
-        seen = []
-        for _ in range(2):
-            for x, y in loader:
-                before = engine.released
-                step(model, optimizer, x, y)
-                scheduler.step()
-                if engine.released > before:
-                    seen.append(optimizer.param_groups[0]["lr"])
-        rates[physical] = seen
-        assert len(seen) == 2 * len(loader)
-    assert rates[None] == rates[2]
-    assert len(set(rates[None])) > 1
-
-
-def test_a_scheduler_that_steps_once_an_epoch_does():
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    _, model, optimizer, loader = private(model, optimizer=optimizer, max_physical_batch_size=2)
-    scheduler = lr.StepLR(optimizer, 1, 0.5)
-    for n in range(1, 4):
-        epoch(model, optimizer, loader)
-        scheduler.step()
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**n)
-
-
-def test_a_scheduler_is_saved_copied_and_loaded_as_the_users_class():
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = lr.StepLR(optimizer, 1, 0.5)
-    plain_state = set(scheduler.state_dict())
-    _, model, optimizer, loader = private(model, optimizer=optimizer, max_physical_batch_size=2)
-    epoch(model, optimizer, loader, lambda: scheduler.step())
-    assert isinstance(scheduler, lr.StepLR)
-    assert set(scheduler.state_dict()) == plain_state
-    for twin in (pickle.loads(pickle.dumps(scheduler)), copy.deepcopy(scheduler)):
-        assert type(twin) is lr.StepLR
-        assert twin.last_epoch == scheduler.last_epoch == len(loader)
 
 
 def test_frozen_parameters_stay_put_and_are_not_counted():

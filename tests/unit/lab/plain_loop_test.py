@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vestige.errors import ConfigError
 from vestige.lab.plain_loop import Images, SideBySide, run_side_by_side
 from vestige.lab.readings import Reading
 from vestige.memory.rules import FractionalMemory, View
@@ -151,9 +150,3 @@ def test_a_cosine_ends_at_zero_and_adam_moves_by_its_rate(images: Images) -> Non
     assert steps[-1][0] < 0.1 * steps[0][0]
     size = loop.theta.shape[1] ** 0.5
     assert float(steps[0][1]) == pytest.approx(1e-3 * size, rel=0.1)
-
-
-def test_a_bad_reading_is_refused() -> None:
-    for wrong in ({"noise": "nowhere"}, {"beta": 0.0}, {"pixels": "blue"}, {"unknown": 1}):
-        with pytest.raises(ConfigError):
-            reading(**wrong)

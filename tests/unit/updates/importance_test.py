@@ -121,10 +121,8 @@ def test_a_run_is_its_equations(floor, seen):
 # -- who is in a lot ------------------------------------------------------------------------
 
 
-def many_lots(method, seen, monkeypatch, seeds=25, each=60):
+def many_lots(method, seen, seeds=25, each=60):
     """The noise-free sums and updates of many lots of many runs."""
-    # Every pass looks for schedulers among all objects of the process, which is slow in a test.
-    monkeypatch.setattr("vestige.engine.run.gate_schedulers", lambda *_: None)
     updates = []
     for seed in seeds if isinstance(seeds, list) else [None] * seeds:
         engine, model, optimizer, loader = records(
@@ -142,12 +140,12 @@ def many_lots(method, seen, monkeypatch, seeds=25, each=60):
 
 
 @pytest.mark.parametrize(("floor", "normaliser"), [(0.3, CLIPPED.sum()), (0.8, 0.8 * 12)])
-def test_a_record_is_in_a_lot_in_proportion_to_its_norm(floor, normaliser, seen, monkeypatch):
+def test_a_record_is_in_a_lot_in_proportion_to_its_norm(floor, normaliser, seen):
     """b n_i / K~, where the normaliser is nearly free of noise, or at its floor.
 
     And whoever is in contributes a vector of norm C, however short its gradient.
     """
-    sums, _ = many_lots(DPIS(floor, norm_noise=1e-9), seen, monkeypatch)
+    sums, _ = many_lots(DPIS(floor, norm_noise=1e-9), seen)
     present = sums > 0.5
     np.testing.assert_allclose(sums, present, rtol=0, atol=1e-12)
     for i, count in enumerate(present.sum(0)):
@@ -162,9 +160,9 @@ def test_a_record_is_in_a_lot_in_proportion_to_its_norm(floor, normaliser, seen,
         assert test.pvalue < FALSE_ALARM
 
 
-def test_records_are_accepted_independently(seen, monkeypatch):
+def test_records_are_accepted_independently(seen):
     """Pairs of records in one lot, and a record in a lot and the next of the same run."""
-    sums, _ = many_lots(DPIS(0.3, norm_noise=1e-9), seen, monkeypatch)
+    sums, _ = many_lots(DPIS(0.3, norm_noise=1e-9), seen)
     present, p = sums > 0.5, 3 * CLIPPED / CLIPPED.sum()
     pairs = list(itertools.combinations(range(4, 12), 2))
     for i, j in pairs:
@@ -177,13 +175,13 @@ def test_records_are_accepted_independently(seen, monkeypatch):
 
 
 @pytest.mark.parametrize("floor", [0.3, 0.6])
-def test_the_update_is_unbiased(floor, seen, monkeypatch):
+def test_the_update_is_unbiased(floor, seen):
     """Its mean over lots is the mean of the clipped gradients, within 4 standard errors.
 
     The normaliser is noisy here (by 12 % of its value) and sometimes at its floor. The seeds are
     fixed; with others one of the 12 coordinates would be off in one run of a thousand.
     """
-    _, updates = many_lots(DPIS(floor, 0.8), seen, monkeypatch, list(range(25)))
+    _, updates = many_lots(DPIS(floor, 0.8), seen, list(range(25)))
     mean, error = updates.mean(0), updates.std(0) / math.sqrt(len(updates))
     assert (np.abs(mean - CLIPPED / 12) <= 4 * error + 1e-12).all()
     assert error.max() < 0.1 / 12  # the yardstick is fine enough
