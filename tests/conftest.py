@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+import tomllib
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+SLOW = Path(__file__).parent / "slow.toml"
 
 
 def pytest_configure() -> None:
@@ -16,6 +19,17 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what slow.toml names, but for the cases that it keeps."""
+    entries = tomllib.loads(SLOW.read_text())["slow"]
+    kept = {entry["tests"]: entry.get("keep", []) for entry in entries}
+    for item in items:
+        test, _, case = item.nodeid.partition("[")
+        if test in kept and case.removesuffix("]") not in kept[test]:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

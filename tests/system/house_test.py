@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 from tools.budget import FILE_LINES, lines_of
@@ -77,6 +78,13 @@ def test_no_test_imports_a_test():
     for path in TESTS.rglob("*.py"):
         found = re.findall(r"^\s*(?:from|import) (tests\.\S*_test)\b", path.read_text(), re.M)
         assert found == [], path
+
+
+def test_what_is_left_to_test_all_is_there_and_has_its_reason():
+    for entry in tomllib.loads((TESTS / "slow.toml").read_text())["slow"]:
+        path, _, name = entry["tests"].partition("::")
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.M), entry["tests"]
+        assert len(entry["reason"].split()) > 4, entry["tests"]
 
 
 def test_no_source_file_is_too_long():
