@@ -25,7 +25,8 @@ from tests.support.replays import (
     both,
 )
 from vestige.audit.tape import Tape
-from vestige.audit.verify.replay import SPARSE, compare, examine, record, replay, same
+from vestige.audit.verify import verify
+from vestige.audit.verify.replay import SPARSE, compare, examine, record, same
 from vestige.audit.verify.runs import neighbour, records, small_run
 from vestige.geometry import to_hyperspherical
 from vestige.geometry.published import angle_scale
@@ -85,11 +86,11 @@ def test_everything_but_the_sum_depends_on_the_releases_alone(method, options):
 
 @pytest.mark.parametrize("method", [*PRIVATE, *VARIANTS], ids=str)
 def test_every_private_method_passes_the_replay_of_the_library(method):
-    assert [str(finding) for finding in replay(method)] == []
+    assert [str(finding) for finding in verify(method, checks=["replay"]).findings] == []
 
 
 def test_sparse_lots_are_empty_on_one_side_and_on_both():
-    report = examine("dp-sgd")
+    report = examine(DPSGD())
     assert report.passed and report.check == "replay"
     assert report.figures["sparse_lots"]["empty_on_one_side"] > 0
     lots = record(DPSGD(), SPARSE).lots
@@ -118,7 +119,7 @@ def test_adaptive_clipping_as_published_fails():
     ratios = [a.bounds[0] / b.bounds[0] for a, b in pair.sums]
     assert [look.stds for look in pair.first.looks] != [look.stds for look in pair.second.looks]
     assert max(ratios) > 1.05  # the noise of a step says whether the record is there
-    assert {"clip bounds", "noise scales", "weights"} <= {f.what for f in replay(method)}
+    assert {"clip bounds", "noise scales", "weights"} <= {f.what for f in examine(method).findings}
     assert epsilon_of(method) == math.inf
 
 

@@ -1,6 +1,7 @@
 """Attacks on our own mechanisms: lower bounds on epsilon to hold against the claimed upper bound.
 
     options.py   what is audited: `AuditOptions`
+    loop.py      the training loop of every check and attack
     tape.py      what an attacker, or a check, sees: an observer at the door
     attack/      canaries, one run, published methods, mis-attributed rows
     bounds.py    from error rates to epsilon, with a stated confidence
@@ -9,5 +10,5 @@
     verify/      the checks on anybody's method: `vestige verify`
 
 docs/audit.md says what each bound assumes and what it does not show. Nothing heavy is imported
-here: `from vestige.audit.attack.canary import audit`.
+here: `from vestige.audit.attack import audit`.
 """

@@ -1,4 +1,7 @@
-"""`python -m vestige.audit --table OUT`: the audit table of all methods. See table.py."""
+"""`python -m vestige.audit --table OUT`: the audit table of all methods.
+
+A folder gets audit.json (every result), table.md (what docs show) and plots of three methods.
+"""
 
 from __future__ import annotations
 

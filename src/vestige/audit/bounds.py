@@ -1,29 +1,7 @@
 """From the error rates of an attack to lower bounds on epsilon, with a stated confidence.
 
-Three bounds, each at confidence 1 - alpha on its own:
-
-    membership   (epsilon, delta)-DP makes TPR <= e^epsilon FPR + delta for every test, and
-                 TNR <= e^epsilon FNR + delta. So epsilon >= log((TPR - delta) / FPR), with the
-                 lower end of TPR and the upper end of FPR by Clopper and Pearson, alpha/2 each.
-    family       if the release is s + b * shift + N(0, I) with b = 0 or 1, no test has
-                 quantile(1 - FPR) + quantile(1 - FNR) above mu = shift = 1/sigma. With upper ends
-                 of FPR and FNR at alpha/2 each this is a lower end of mu, so sigma <= 1/mu: the
-                 largest multiplier that the observed error rates still allow. The epsilon of the
-                 whole run at that multiplier is the bound (`family_events`).
-    one run      m canaries are in the data with probability 1/2 each, by independent coins. From
-                 what was released the auditor guesses r of the coins and abstains on the others.
-                 Under (epsilon, delta)-DP, with W ~ Binomial(r, e^epsilon / (1 + e^epsilon)),
-                     P[v or more correct] <= P[W >= v] + 2 m delta max_i P[v > W >= v - i] / i
-                 over 0 < i <= v, which grows with epsilon: every epsilon at which it is at most
-                 alpha is refuted. r must not depend on the coins; the guesses may on each other.
-
-The threshold of the first two, and for membership the direction of the test, are chosen on one half
-of the trials and judged on the other, so nothing is paid for the choice.
-
-Why heterogeneous trials do no harm: the rates of the counts may differ from trial to trial (records
-of a fixed order come at better and worse places). If every trial's error probability is at least
-p, the number of errors is stochastically larger than a binomial's at p, so its upper end misses p
-with probability alpha/2 at most; p is the smallest error rate that the claim allows.
+Three bounds, each at confidence 1 - alpha on its own: of membership, through the mechanism's
+family, and of one run. docs/audit.md derives them.
 
 Papers: Clopper and Pearson 1934; Kairouz, Oh, Viswanath 2015, arXiv 1311.0776 (error rates and
 DP); Dong, Roth, Su 2022, arXiv 1905.02383 (the trade-off curve of a Gaussian); Nasr et al. 2023,
@@ -47,10 +25,11 @@ from scipy.stats import beta, binom
 
 from vestige.errors import ConfigError
 from vestige.privacy.accounting import Charge
-from vestige.privacy.ledger import Event
+from vestige.privacy.events import Event
 
-Scores = npt.NDArray[np.float64]
-Labels = npt.NDArray[np.bool_]
+Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
 
 _CANDIDATES = 100  # thresholds that are tried on the first half
 # They are compared at a tenth of alpha: the best of many bounds is often a lucky one in the tails.
@@ -68,75 +47,81 @@ def clopper_pearson(errors: Any, trials: Any, alpha: float) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True)
-class Split:
-    """Which trials choose the threshold (True) and which are judged by it."""
+class Trials:
+    """Scores, who was in, and which trials choose the threshold that the others are judged by."""
 
-    choosing: Labels
+    scores: Array
+    inside: Flags
+    choosing: Flags
 
     @classmethod
-    def by_canary(cls, canaries: npt.NDArray[np.int64], count: int) -> Split:
+    def of(cls, scores: Array, inside: Flags, canary: Numbers, count: int) -> Trials:
         """The first half of `count` canaries chooses; all trials of a canary go together."""
-        return cls(canaries < count // 2)
+        return cls(scores, inside, canary < count // 2)
+
+    @property
+    def first(self) -> tuple[Array, Flags]:
+        """Those that choose."""
+        return self.scores[self.choosing], self.inside[self.choosing]
+
+    @property
+    def judged(self) -> tuple[Array, Flags]:
+        """The others."""
+        return self.scores[~self.choosing], self.inside[~self.choosing]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A threshold test on the second half, with the ends of its error rates."""
+    """A threshold test on the trials that are judged, with what came of it."""
 
     threshold: float
     says_in: bool  # which verdict counts as a hit: "in" above the threshold, or "out" below it
     hits: int
-    false_alarms: int
     hit_trials: int
+    false_alarms: int
     alarm_trials: int
 
 
-def membership_epsilon(
-    scores: Scores, labels: Labels, split: Split, delta: float, confidence: float
-) -> tuple[float, Cut]:
-    """A lower bound on epsilon from a test of membership: labels say who was in the data."""
+def membership_epsilon(trials: Trials, delta: float, confidence: float) -> tuple[float, Cut]:
+    """A lower bound on epsilon from a test of who was in the data.
+
+    (epsilon, delta)-DP makes TPR <= e^epsilon FPR + delta for every test, and TNR <= e^epsilon FNR
+    + delta: epsilon >= log((TPR - delta) / FPR), with the lower end of one rate and the upper end
+    of the other, alpha/2 each. The first half chooses the threshold and the direction of the test.
+    """
     alpha = (1 - confidence) / 2
 
-    def bound(cut: _Counts, says_in: bool, alpha: float) -> Any:
-        if says_in:
-            hits, n, alarms, m = cut.above_in, cut.ins, cut.above_out, cut.outs
-        else:
-            hits, n, alarms, m = cut.outs - cut.above_out, cut.outs, cut.ins - cut.above_in, cut.ins
-        hit = clopper_pearson(hits, n, alpha)[0] - delta
-        alarm = clopper_pearson(alarms, m, alpha)[1]
+    def bound(counts: _Counts, says_in: bool, alpha: float) -> Any:
+        hits, hit_trials, alarms, alarm_trials = counts.verdicts(says_in)
+        hit = clopper_pearson(hits, hit_trials, alpha)[0] - delta
+        alarm = clopper_pearson(alarms, alarm_trials, alpha)[1]
         with np.errstate(all="ignore"):
             return np.where(hit > 0, np.log(np.maximum(hit, 1e-300) / alarm), -np.inf)
 
-    thresholds, counts = _first_half(scores, labels, split)
+    thresholds = _candidates(*trials.first)
+    counts = _count(*trials.first, thresholds)
     bounds = [np.asarray(bound(counts, says_in, _CAUTION * alpha)) for says_in in (True, False)]
     says_in = bool(bounds[0].max() >= bounds[1].max())
     chosen = thresholds[int(bounds[0 if says_in else 1].argmax())]
-    judged = _count(scores[~split.choosing], labels[~split.choosing], np.array([chosen]))
+    judged = _count(*trials.judged, np.array([chosen]))
     value = float(bound(judged, says_in, alpha)[0])
-    above_in, above_out = int(judged.above_in[0]), int(judged.above_out[0])
-    cut = Cut(
-        float(chosen),
-        says_in,
-        above_in if says_in else judged.outs - above_out,
-        above_out if says_in else judged.ins - above_in,
-        judged.ins if says_in else judged.outs,
-        judged.outs if says_in else judged.ins,
-    )
-    return max(0.0, value), cut
+    seen = (int(np.sum(number)) for number in judged.verdicts(says_in))
+    return max(0.0, value), Cut(float(chosen), says_in, *seen)
 
 
-def shift_lower(scores: Scores, labels: Labels, split: Split, confidence: float) -> float:
+def shift_lower(trials: Trials, confidence: float) -> float:
     """A lower end of mu where scores are N(0, 1) without and N(mu, 1) with the canary; or 0.
 
-    The scale of the scores does not matter: only the order of a score and the threshold does. The
-    threshold is the one that would be best for two normals with the first half's means and spread,
-    which is steadier than the best of its counts.
+    No test has quantile(1 - FPR) + quantile(1 - FNR) above mu; both rates have their upper ends, at
+    alpha/2 each. The scale of the scores does not matter: only the order of a score and the
+    threshold does. The threshold is the one that would be best for two normals with the first
+    half's means and spread, which is steadier than the best of its counts.
     """
     alpha = (1 - confidence) / 2
-    first, kinds = scores[split.choosing], labels[split.choosing]
-    ins, outs = first[kinds], first[~kinds]
+    scores, kinds = trials.first
+    ins, outs = scores[kinds], scores[~kinds]
     _check_kinds(len(ins), len(outs))
-    spread = math.sqrt((ins.var() * len(ins) + outs.var() * len(outs)) / len(first)) or 1.0
+    spread = math.sqrt((ins.var() * len(ins) + outs.var() * len(outs)) / len(scores)) or 1.0
     low, high = outs.mean(), ins.mean()
     thresholds = np.linspace(min(low, high) - 3 * spread, max(low, high) + 3 * spread, 200)
     expected = _Counts(
@@ -146,7 +131,7 @@ def shift_lower(scores: Scores, labels: Labels, split: Split, confidence: float)
         len(outs),
     )
     chosen = thresholds[int(np.asarray(_shift(expected, alpha)).argmax())]
-    judged = _count(scores[~split.choosing], labels[~split.choosing], np.array([chosen]))
+    judged = _count(*trials.judged, np.array([chosen]))
     return max(0.0, float(_shift(judged, alpha)[0]))
 
 
@@ -182,8 +167,14 @@ class _Counts:
     ins: int
     outs: int
 
+    def verdicts(self, says_in: bool) -> tuple[Any, int, Any, int]:
+        """Hits and their trials, false alarms and theirs, of the verdict "in" or of "out"."""
+        if says_in:
+            return self.above_in, self.ins, self.above_out, self.outs
+        return self.outs - self.above_out, self.outs, self.ins - self.above_in, self.ins
 
-def _count(scores: Scores, labels: Labels, thresholds: Scores) -> _Counts:
+
+def _count(scores: Array, labels: Flags, thresholds: Array) -> _Counts:
     inside, outside = np.sort(scores[labels]), np.sort(scores[~labels])
     _check_kinds(len(inside), len(outside))
     return _Counts(
@@ -202,15 +193,13 @@ def _check_kinds(ins: int, outs: int) -> None:
         )
 
 
-def _first_half(scores: Scores, labels: Labels, split: Split) -> tuple[Scores, _Counts]:
-    scores, labels = scores[split.choosing], labels[split.choosing]
+def _candidates(scores: Array, labels: Flags) -> Array:
+    _check_kinds(int(labels.sum()), int((~labels).sum()))
     # Both kinds' own quantiles: where few canaries are in, most scores say nothing about them.
     ranks = np.linspace(0, 1, _CANDIDATES // 2 + 2)[1:-1]
-    both = [np.quantile(scores[kind], ranks) for kind in (labels, ~labels) if kind.any()]
-    if labels.any() and not labels.all():  # between the two kinds, where they are far apart
-        both.append(np.array([(scores[labels].min() + scores[~labels].max()) / 2]))
-    thresholds = np.unique(np.concatenate(both)) if both else np.zeros(1)
-    return thresholds, _count(scores, labels, thresholds)
+    between = (scores[labels].min() + scores[~labels].max()) / 2  # where they are far apart
+    quantiles = [np.quantile(scores[kind], ranks) for kind in (labels, ~labels)]
+    return np.unique(np.concatenate([*quantiles, [between]]))
 
 
 def _shift(counts: _Counts, alpha: float) -> Any:
@@ -220,7 +209,11 @@ def _shift(counts: _Counts, alpha: float) -> Any:
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """The most likely that so many correct guesses can be under (epsilon, delta)-DP."""
+    """The most likely that so many correct guesses can be under (epsilon, delta)-DP.
+
+    With W ~ Binomial(guesses r, e^epsilon / (1 + e^epsilon)) and m canaries,
+    P[v or more correct] <= P[W >= v] + 2 m delta max_i P[v > W >= v - i] / i over 0 < i <= v.
+    """
     if not 0 <= correct <= guesses <= canaries:
         raise ConfigError(
             f"{correct} correct of {guesses} guesses about {canaries} canaries is impossible."
@@ -238,7 +231,10 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 def one_run_epsilon(
     canaries: int, guesses: int, correct: int, delta: float, confidence: float
 ) -> float:
-    """The largest epsilon that is refuted at this confidence; 0 if none is."""
+    """The largest epsilon that is refuted at this confidence; 0 if none is.
+
+    The number of guesses must not depend on the coins; the guesses may on each other.
+    """
     level, low, high = 1 - confidence, 0.0, _LARGEST
     if p_value(canaries, guesses, correct, low, delta) > level:
         return 0.0

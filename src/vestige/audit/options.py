@@ -1,8 +1,5 @@
 """What is audited, declared once and checked before anything slow begins: `AuditOptions`.
 
-Type, range, help and the sentence of a refusal stand in a field; the options of `vestige audit`,
-the arguments of `audit()` and their checks come from there. Torch is not imported.
-
 A lot has a tenth of the data and a run has 32 of them: few enough to be quick, and enough that
 epsilon falls steeply with the noise, which makes the bounds close. Both are public choices of the
 auditor; a bound at other ones is as valid.
@@ -14,13 +11,14 @@ from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from vestige import methods
 from vestige.errors import ConfigError
 from vestige.gradients.clipping import split_clipping
 from vestige.plan import ADJACENCY, at
 from vestige.privacy.accounting import Charge, epsilon, events_of, noise_for
+from vestige.privacy.options import Options, Positive
 
 if TYPE_CHECKING:
     from vestige.methods import Method
@@ -43,15 +41,11 @@ def _option(default: Any, rule: str, text: str, **limits: Any) -> Any:
 _NOISELESS = "must be a finite number above 0: without noise there is no claim to attack."
 
 
-class AuditOptions(BaseModel):
+class AuditOptions(Options):
     """One audit: a method, its noise or the claim to reach, and how hard it is attacked.
 
     ConfigError says which value cannot be audited, why, and what to give instead.
     """
-
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
-    )
 
     method: str | Any = _option(..., "", f"The method to attack: {', '.join(methods.METHODS)}.")
     mode: Literal["canary", "one-run"] = _option(
@@ -60,11 +54,11 @@ class AuditOptions(BaseModel):
         "canary: worst-case gradients, reading every release. one-run: random records, reading the "
         "losses of the final model.",
     )
-    epsilon: float | None = _option(
-        None, _NOISELESS, "The claim that the noise is solved for. Default: 2.", gt=0
+    epsilon: Positive | None = _option(
+        None, _NOISELESS, "The claim that the noise is solved for. Default: 2."
     )
-    noise_multiplier: float | None = _option(
-        None, _NOISELESS, "The noise to attack, instead of a claim.", gt=0
+    noise_multiplier: Positive | None = _option(
+        None, _NOISELESS, "The noise to attack, instead of a claim."
     )
     steps: int | None = _option(
         None,
@@ -112,12 +106,6 @@ class AuditOptions(BaseModel):
         "must be a whole number, or None for fresh noise.",
         "Repeatable coins, lots and noise. Default: fresh ones.",
     )
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigError(_sentence(error)) from None
 
     @model_validator(mode="after")
     def _fits(self) -> AuditOptions:
@@ -212,15 +200,3 @@ class AuditOptions(BaseModel):
         chosen = self.chosen.tabulated(self.length)
         weights = methods.charged_weight(chosen, self.length)
         return [noise / (chosen.looks**0.5 * at(weights, t)) for t in range(self.length)]
-
-
-def _sentence(error: ValidationError) -> str:
-    """What is wrong with the first field: its value, the rule and the remedy."""
-    first = error.errors(include_url=False)[0]
-    if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
-    name = str(first["loc"][0])
-    if name not in AuditOptions.model_fields:
-        return f"{name} is no option of an audit: use {', '.join(AuditOptions.model_fields)}."
-    extra: Any = AuditOptions.model_fields[name].json_schema_extra
-    return f"{name}={first['input']!r} {extra['rule']}"

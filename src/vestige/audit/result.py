@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from vestige.audit.bounds import Cut, Split, family_events, membership_epsilon, shift_lower
+from vestige.audit.bounds import (
+    Array,
+    Cut,
+    Flags,
+    Numbers,
+    Trials,
+    family_events,
+    membership_epsilon,
+    shift_lower,
+)
 from vestige.audit.options import AuditOptions
 from vestige.checks import as_json, finite
 from vestige.engine.privacy_engine import PrivacyEngine
 from vestige.privacy.accounting import Charge, epsilon
-from vestige.privacy.ledger import Event
-
-Array = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
+from vestige.privacy.events import Event
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The trials behind the bounds, for plots: scores, who was in, and which of them chose.
+    """The trials behind the bounds, for plots: of membership, and of the family where it has any.
 
-    `cut` is the membership test on the second half. The family's trials may be none. The events
-    are what the engine charged, and the run with as much noise as the family's trials allow.
+    `cut` is the membership test on the trials that are judged. The events are what the engine
+    charged, and the run with as much noise as the family's trials allow.
     """
 
-    scores: Array
-    member: Flags
-    choosing: Flags
+    whole: Trials
     cut: Cut
-    family_scores: Array | None = None
-    family_inside: Flags | None = None
-    family_choosing: Flags | None = None
+    family: Trials | None = None
     claimed_events: tuple[Event, ...] = ()
     family_events: tuple[Event, ...] = ()
 
@@ -68,7 +68,7 @@ class AuditResult:
     noise_multiplier_upper: float | None = None
     clipping: str
     seeded: bool
-    seconds: float
+    seconds: float = 0.0
     notes: tuple[str, ...] = ()
     evidence: Evidence = field(repr=False, compare=False)
 
@@ -107,32 +107,27 @@ class Family:
 
     scores: Array
     inside: Flags
-    canary: npt.NDArray[np.int64]
+    canary: Numbers
     attacked: float
     charges: Mapping[Charge, int]
 
 
 def result_of(
-    options: AuditOptions,
-    engine: PrivacyEngine,
-    begun: float,
-    evidence: Evidence,
-    **figures: Any,
+    options: AuditOptions, engine: PrivacyEngine, evidence: Evidence, **figures: Any
 ) -> AuditResult:
     """What was found beside what the options and the engine say; `figures` may say otherwise."""
-    claimed, rate = engine.get_epsilon(options.delta), engine.plan.sample_rate
+    rate = engine.plan.sample_rate
     known = {
         "method": options.chosen.name,
         "mode": options.mode,
-        "epsilon_claimed": finite(claimed),
+        "epsilon_claimed": finite(engine.get_epsilon(options.delta)),
         "confidence": options.confidence,
         "delta": options.delta,
-        "trials": len(evidence.member),
+        "trials": len(evidence.whole.inside),
         "steps": options.length,
         "sample_rate": rate[0] if isinstance(rate, tuple) else rate,
         "clipping": engine.plan.clipping,
         "seeded": options.seed is not None,
-        "seconds": time.perf_counter() - begun,
         "evidence": evidence,
     }
     return AuditResult(**known | figures)
@@ -141,31 +136,26 @@ def result_of(
 def judge(
     options: AuditOptions,
     engine: PrivacyEngine,
-    begun: float,
     scores: Array,
     member: Flags,
     family: Family | None = None,
     **figures: Any,
 ) -> AuditResult:
     """The bounds from one membership trial for each canary, and from the family's trials."""
-    count, confidence = len(member), options.confidence
-    whole = Split.by_canary(np.arange(count), count)
-    lower, cut = membership_epsilon(scores, member, whole, options.delta, confidence)
-    evidence = Evidence(scores, member, whole.choosing, cut)
-    figures |= {"epsilon_lower": lower}
+    count = len(member)
+    whole = Trials.of(scores, member, np.arange(count), count)
+    lower, cut = membership_epsilon(whole, options.delta, options.confidence)
+    evidence = Evidence(whole, cut)
     if family is not None:
-        each = Split.by_canary(family.canary, count)
-        shift = shift_lower(family.scores, family.inside, each, confidence)
-        allowed = 1 / shift if shift else math.inf
-        noise, attacked = figures["noise_multiplier"], family.attacked
-        events = family_events(family.charges, noise, attacked, allowed)
-        trials = family.scores, family.inside, each.choosing
-        claimed = engine.ledger.merged()
-        evidence = Evidence(scores, member, whole.choosing, cut, *trials, claimed, events)
+        trials = Trials.of(family.scores, family.inside, family.canary, count)
+        shift = shift_lower(trials, options.confidence)
+        allowed, noise = 1 / shift if shift else math.inf, figures["noise_multiplier"]
+        events = family_events(family.charges, noise, family.attacked, allowed)
+        evidence = Evidence(whole, cut, trials, engine.ledger.merged(), events)
         figures |= {
             "epsilon_lower_family": epsilon(events, options.delta),
             "family_trials": len(family.scores),
-            "noise_multiplier_attacked": attacked,
+            "noise_multiplier_attacked": family.attacked,
             "noise_multiplier_upper": finite(allowed),
         }
-    return result_of(options, engine, begun, evidence, **figures)
+    return result_of(options, engine, evidence, epsilon_lower=lower, **figures)

@@ -1,26 +1,19 @@
 """The audit table: every registered method, attacked at the same claim.
 
-    python -m vestige.audit --table results/audit
-
-writes audit.json (every result), table.md (what docs show) and plots of three methods. With so many
-bounds a few at 95 % would exceed the truth by chance, so the free and the family bounds of all
-methods hold together: each has the confidence 1 - 0.05 / (number of bounds). The one-run bounds are
-at 95 % each: their correction for delta, 2 m delta, leaves no room for more. Last come rows that
-are attributed to the wrong record, by an engine that is broken on purpose, and the engine as it is;
-`--only-rows` makes these two anew and leaves everything else in the folder as it is.
+With so many bounds a few at 95 % would exceed the truth by chance, so the free and the family
+bounds of all methods hold together: each has the confidence 1 - 0.05 / (number of bounds). The
+one-run bounds are at 95 % each: their correction for delta, 2 m delta, leaves no room for more.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.audit.attack.canary import audit
-from vestige.audit.attack.one_run import audit_one_run
+from vestige.audit.attack import audit
 from vestige.audit.attack.rows import TRIALS as ROWS_TRIALS
 from vestige.audit.attack.rows import audit_rows
 from vestige.audit.plot import write
@@ -29,7 +22,8 @@ from vestige.checks import round_down, round_up
 from vestige.errors import ConfigError
 from vestige.files import write_whole
 from vestige.methods import METHODS
-from vestige.statement.escaping import in_code, in_markdown
+from vestige.statement.escaping import in_code
+from vestige.statement.table import Table
 
 TEETH = (("dp-sgd", "fo", "sma"), ((1.0, 20_000), (2.0, 4000), (4.0, 4000)))
 PUBLISHED_TRIALS = 4000  # each is a whole run
@@ -40,12 +34,8 @@ _ROWS = "Rows attributed to the wrong record"  # begins that part of the page
 _PLOTTED = ("fo", "geodp", "dp-adam-ac")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One method at one claim: the attacks on the releases and on the final model."""
-
-    canary: AuditResult
-    one_run: AuditResult
+Row = tuple[AuditResult, AuditResult]
+"""One method at one claim: the attacks on the releases and on the final model."""
 
 
 def rows(methods: Sequence[str], epsilon: float, trials: int, seed: int | None) -> list[Row]:
@@ -57,9 +47,9 @@ def rows(methods: Sequence[str], epsilon: float, trials: int, seed: int | None) 
             raise ConfigError(f"method={name!r} is unknown: choose from {', '.join(METHODS)}.")
         count = trials if METHODS[name].private else min(trials, PUBLISHED_TRIALS)
         options: dict[str, Any] = {"epsilon": epsilon, "seed": _own_seed(seed, number)}
-        first = _said(audit(name, trials=count, confidence=confidence, **options))
-        second = audit_one_run(name, trials=min(trials, ONE_RUN_TRIALS), **options)
-        table.append(Row(first, second))
+        canary = _said(audit(name, trials=count, confidence=confidence, **options))
+        fewer = min(trials, ONE_RUN_TRIALS)
+        table.append((canary, audit(name, mode="one-run", trials=fewer, **options)))
     return table
 
 
@@ -117,9 +107,10 @@ def write_table(
     written = [folder / "audit.json", folder / "table.md"]
     for path in written:
         write_whole(path, files[path.suffix])
-    for one in (row.canary for row in every if row.canary.method in _PLOTTED):
-        written.append(folder / f"{one.method}.png")
-        write(one, written[-1])
+    for one, _ in every:
+        if one.method in _PLOTTED:
+            written.append(folder / f"{one.method}.png")
+            write(one, written[-1])
     return written
 
 
@@ -129,13 +120,10 @@ def _json(numbers: Any) -> str:
 
 def _numbers(every: Sequence[Row], sharp: Sequence[AuditResult], command: str) -> dict[str, object]:
     methods = [
-        row.canary.as_dict()
-        | {
-            "epsilon_lower_one_run": row.one_run.epsilon_lower,
-            "trials_one_run": row.one_run.trials,
-            "seconds_one_run": row.one_run.seconds,
-        }
-        for row in every
+        canary.as_dict()
+        | {f"{name}_one_run": alone.as_dict()[name] for name in ("epsilon_lower", "trials")}
+        | {"seconds_one_run": alone.seconds}
+        for canary, alone in every
     ]
     return {"command": command, "methods": methods, "teeth": [one.as_dict() for one in sharp]}
 
@@ -145,79 +133,57 @@ def _rows_numbers(wrong: Sequence[AuditResult], command: str) -> dict[str, objec
 
 
 def _rows_markdown(wrong: Sequence[AuditResult], command: str) -> str:
-    return _page(
-        [
-            "",
-            f"{_ROWS}: one release of a time-major token model, at a sampling rate of 1.",
-            f"Each bound is at 95 % confidence. Made by `{in_code(command)}`.",
-        ],
-        ("engine", "claimed", "free", "seen", "runs", "seconds"),
-        (
-            (
-                one.method,
-                round_up(one.epsilon_claimed, none="none"),
-                _bound(one.epsilon_lower, one.limit),
-                one.notes[0],
-                *_effort(one),
-            )
-            for one in wrong
-        ),
+    words = (
+        f"\n{_ROWS}: one release of a time-major token model, at a sampling rate of 1.\n"
+        f"Each bound is at 95 % confidence. Made by `{in_code(command)}`."
     )
+    lines = [
+        [one.method, _claim(one), _bound(one.epsilon_lower, one.limit), *one.notes, *_effort(one)]
+        for one in wrong
+    ]
+    return _page(words, ("engine", "claimed", "free", "seen", "runs", "seconds"), lines)
 
 
 def markdown(every: Sequence[Row], sharp: Sequence[AuditResult], command: str) -> str:
     """The two tables, with the command that made them."""
-    text = _page(
-        [
-            f"Made by `{in_code(command)}`. Lower bounds are rounded down, claims up. *free*: free "
-            "of assumptions; *family*: through the mechanism's family; *one run*: from the losses "
-            f"of the final model, {ONE_RUN_TRIALS:,} canaries at most. Seconds are those of the "
-            "canary audit. The free and family bounds of all methods hold together at "
-            f"{JOINT_CONFIDENCE:.0%} confidence, the one-run bounds at 95% each.",
-        ],
-        ("method", "claimed", "free", "family", "one run", "canaries", "seconds"),
-        (_line(row.canary, row.one_run) for row in every),
+    words = (
+        f"Made by `{in_code(command)}`. Lower bounds are rounded down, claims up. *free*: free "
+        "of assumptions; *family*: through the mechanism's family; *one run*: from the losses "
+        f"of the final model, {ONE_RUN_TRIALS:,} canaries at most. Seconds are those of the "
+        "canary audit. The free and family bounds of all methods hold together at "
+        f"{JOINT_CONFIDENCE:.0%} confidence, the one-run bounds at 95% each."
     )
+    lines = []
+    for one, alone in every:
+        bounds = one.epsilon_lower, one.epsilon_lower_family, alone.epsilon_lower
+        cells = [_bound(bound, one.limit) for bound in bounds]
+        lines.append([one.method, _claim(one), *cells, *_effort(one)])
+    headings = ("method", "claimed", "free", "family", "one run", "canaries", "seconds")
+    text = _page(words, headings, lines)
     if sharp:
-        text += _page(
-            ["", "How much of the claim the family bound reaches, each bound at 95 % confidence:"],
-            ("method", "claimed", "free", "family", "family / claimed", "canaries", "seconds"),
-            (_sharp_line(one) for one in sharp),
-        )
+        words = "\nHow much of the claim the family bound reaches, each bound at 95 % confidence:"
+        headings = ("method", "claimed", "free", "family", "family / claimed", *headings[-2:])
+        text += _page(words, headings, [_sharp_line(one) for one in sharp])
     return text
 
 
-def _page(words: list[str], headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def _page(words: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A paragraph and a table below it."""
-    table = [headings, ["---"] * len(headings), *lines]
-    drawn = [f"| {' | '.join(cells)} |" for cells in table]
-    drawn[1] = drawn[1].replace(" ", "")
-    return "\n".join([*words, "", *drawn]) + "\n"
+    return f"{words}\n\n{Table(headings, lines).markdown()}\n"
 
 
-def _line(one: AuditResult, alone: AuditResult) -> Sequence[str]:
-    claim = round_up(one.epsilon_claimed, none="none")
+def _claim(one: AuditResult) -> str:
     if one.epsilon_claimed is None:
-        claim = f"none; published {round_up(one.epsilon_published)}"
-    bounds = one.epsilon_lower, one.epsilon_lower_family, alone.epsilon_lower
-    return (
-        in_markdown(one.method),
-        claim,
-        *(_bound(bound, one.limit) for bound in bounds),
-        *_effort(one),
-    )
+        return f"none; published {round_up(one.epsilon_published)}"
+    return round_up(one.epsilon_claimed)
 
 
 def _sharp_line(one: AuditResult) -> Sequence[str]:
-    assert one.epsilon_claimed is not None and one.epsilon_lower_family is not None
-    return (
-        in_markdown(one.method),
-        round_up(one.epsilon_claimed, none="none"),
-        round_down(one.epsilon_lower),
-        round_down(one.epsilon_lower_family),
-        f"{int(100 * one.epsilon_lower_family / one.epsilon_claimed)} %",
-        *_effort(one),
-    )
+    claimed, family = one.epsilon_claimed, one.epsilon_lower_family
+    assert claimed is not None and family is not None
+    reached = f"{int(100 * family / claimed)} %"
+    bounds = round_down(one.epsilon_lower), round_down(family)
+    return [one.method, _claim(one), *bounds, reached, *_effort(one)]
 
 
 def _effort(one: AuditResult) -> tuple[str, str]:

@@ -42,37 +42,6 @@ class Ending:
             return filter_epsilon(*self.limit, delta)
         return accounting.epsilon([*spent, *self.unmade], delta, accountant)
 
-    def text(self, released: int, planned: int | None) -> str:
-        """What the claim counts, in sentences."""
-        of_all = "" if planned is None else f"of {planned} planned "
-        made = f"{released} {of_all}releases were made"
-        if not released and not self.unmade:
-            return "Nothing was released, and nothing is claimed for."
-        if self.kind == AS_PLANNED:
-            return f"All {planned} planned releases were made, and the claim is theirs."
-        if self.kind == GUARD:
-            return (
-                f"{made}. The budget guard ended the run at a point that was fixed before the "
-                "first lot, so the claim is that of the releases made."
-            )
-        if self.kind == PLANNED:
-            return (
-                f"{made}. Whoever stopped the run may have looked at what was released, so the "
-                "claim keeps all planned releases, as far as a budget guard would have let them "
-                "through: stopping early saves nothing."
-            )
-        if self.limit is not None:
-            return (
-                f"{made}. The claim is that of the Rényi filter which guarded the run, epsilon "
-                f"{self.limit[0]:g} at delta {self.limit[1]:g}: it holds whatever was seen, and "
-                "whenever the run stopped."
-            )
-        return (
-            f"{made}, and their number was not planned. The claim holds if the decision to stop "
-            "looked neither at releases nor at figures measured on them. Otherwise it is the "
-            "max_epsilon of a budget guard; without one, plan the number first (steps=...)."
-        )
-
     def state(self) -> dict[str, Any]:
         """The ending as plain JSON types."""
         limit = None if self.limit is None else list(self.limit)

@@ -71,7 +71,8 @@ class Options(BaseModel):
 
     Numbers of numpy and torch count as Python's own, and lists as tuples.
     A bad value raises ConfigError with the value, the rule and the remedy. The value of a field
-    that is not to be shown (`repr=False`) is left out.
+    that is not to be shown (`repr=False`) is left out; a field with a reason of its own has that
+    as `json_schema_extra={"rule": ...}`.
     """
 
     model_config = ConfigDict(
@@ -148,6 +149,8 @@ def _sentence(model: type[Options], error: ValidationError) -> str:
         names = f"did you mean {near[0]}?" if near else f"choose from {', '.join(fields)}."
         return f"{name} is unknown: {names}"
     field = fields[name]
+    if isinstance(field.json_schema_extra, dict) and problem["type"] != "missing":
+        return f"{name}={problem['input']!r} {field.json_schema_extra['rule']}"
     words = rule(field)
     if problem["type"] == "missing":
         return f"{name} is missing: give {words}."

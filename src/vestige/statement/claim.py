@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import platform
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from importlib import metadata
@@ -22,7 +21,8 @@ from vestige.plan import PrivacyPlan
 from vestige.privacy import accounting
 from vestige.privacy.composition import prepared
 from vestige.privacy.ending import AS_PLANNED, GUARD, OPEN, PLANNED, Ending
-from vestige.privacy.ledger import Event, Ledger, merge
+from vestige.privacy.events import Event, counts, from_counts, merge
+from vestige.privacy.ledger import Ledger
 from vestige.statement import curves
 from vestige.statement.model import Run, RunFacts, check, told
 from vestige.statement.words import sentence, sentences
@@ -178,7 +178,8 @@ def _guarantee(claim: Claim) -> dict[str, Any]:
         else curves.epsilons(claim.counted, [claim.delta], name)[0]
         for name in accounting.ACCOUNTANTS
     }
-    end = {"kind": claim.end.kind, "text": claim.end.text(claim.released, claim.plan.steps)}
+    facts = {"released": claim.released, "planned": claim.plan.steps}
+    end = {"kind": claim.end.kind, "text": sentence("ended", claim.end, **facts)}
     return {
         "kind": accounting.guarantee(claim.epsilon, claim.plan.adjacency),
         "epsilon": finite(claim.epsilon),
@@ -303,20 +304,18 @@ def without(events: Sequence[Event], others: Sequence[Event]) -> list[Event]:
 
     A charge of `others` that is not among `events` takes nothing away.
     """
-    left = Counter({(e.sample_rate, e.noise_multiplier): e.count for e in merge(events)})
-    left.subtract({(e.sample_rate, e.noise_multiplier): e.count for e in merge(others)})
-    return [Event(*charge, count) for charge, count in left.items() if count > 0]
+    return list(from_counts(counts(events) - counts(others)))
 
 
-def versions() -> dict[str, str]:
+def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
     """The versions of what the numbers depend on."""
-    found = {"vestige": vestige.__version__, "python": platform.python_version()}
-    for package in _PACKAGES:
+    installed = {"vestige": vestige.__version__, "python": platform.python_version()}
+    for package in packages:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            installed[package] = "not installed"
+    return installed
 
 
 def _described(value: Any) -> str:

@@ -1,7 +1,6 @@
 """What the events of a run amount to beyond one number: curves, mu, and groups of records.
 
-* epsilon(delta), by the accountant that makes the claim. For ``pld`` the losses are composed once
-  for all deltas, exactly as vestige.privacy.composition does it for one.
+* epsilon(delta), by the accountant that makes the claim.
 * The trade-off curve (Dong, Roth, Su 2022, arXiv 1905.02383): whoever tests whether a record was
   used, with false alarms alpha, misses at least
   max(0, 1 - delta - e^epsilon alpha, e^-epsilon (1 - delta - alpha)), whatever (epsilon, delta) of
@@ -20,7 +19,7 @@ import math
 from collections.abc import Sequence
 
 from vestige.privacy import accounting, composition
-from vestige.privacy.ledger import Event
+from vestige.privacy.events import Event
 
 Point = tuple[float, float]  # (delta, epsilon)
 Limit = tuple[float, float] | None  # (max_epsilon, delta) of a Rényi filter that makes the claim
@@ -35,21 +34,9 @@ _EPSILONS = 129  # of the same curve, where epsilon is given and delta is read
 
 
 def epsilons(events: Sequence[Event], deltas: Sequence[float], accountant: str) -> list[float]:
-    """`accounting.epsilon` at each of `deltas`, with one composition for all of them."""
+    """`accounting.epsilon` at each of `deltas`; the losses are composed once and kept."""
     events = composition.prepared(events)
-    rough = "rdp" if accountant == "pld" else accountant
-    bounds = [accounting.epsilon(events, delta, rough) for delta in deltas]
-    if accountant != "pld" or not any(0 < bound < math.inf for bound in bounds):
-        return bounds
-    losses = composition.composed_losses(events)
-    if losses is None:
-        return bounds
-    return [
-        min(bound, composition.epsilon_of(losses, delta))
-        if bound <= composition.LARGEST_PLD_EPSILON and delta >= composition.SMALLEST_PLD_DELTA
-        else bound
-        for delta, bound in zip(deltas, bounds, strict=True)
-    ]
+    return [accounting.epsilon(events, delta, accountant) for delta in deltas]
 
 
 def epsilon_curve(
@@ -63,7 +50,11 @@ def epsilon_curve(
 
 
 def trade_off(
-    events: Sequence[Event], accountant: str, curve: Sequence[Point], limit: Limit = None
+    events: Sequence[Event],
+    accountant: str,
+    curve: Sequence[Point],
+    limit: Limit = None,
+    alarms: Sequence[float] = FALSE_ALARMS,
 ) -> list[Point]:
     """(false alarms, misses at least) of any test for one record; empty without a guarantee."""
     finite = [(delta, epsilon) for delta, epsilon in curve if epsilon < math.inf]
@@ -73,7 +64,7 @@ def trade_off(
         finite += _more_points(
             composition.prepared(events), accountant, max(epsilon for _, epsilon in finite)
         )
-    return [(alpha, max(_misses(alpha, *point) for point in finite)) for alpha in FALSE_ALARMS]
+    return [(alpha, max(misses(alpha, *point) for point in finite)) for alpha in alarms]
 
 
 def _more_points(events: tuple[Event, ...], accountant: str, largest: float) -> list[Point]:
@@ -94,7 +85,8 @@ def _more_points(events: tuple[Event, ...], accountant: str, largest: float) -> 
     return [(float(d), e) for d, e in zip(read, wanted, strict=True) if 0 < d < 1]
 
 
-def _misses(alpha: float, delta: float, epsilon: float) -> float:
+def misses(alpha: float, delta: float, epsilon: float) -> float:
+    """The fewest misses that (epsilon, delta)-DP allows a test with false alarms `alpha`."""
     # e^epsilon alone would overflow near 709.
     steep = 1 - delta - (math.exp(min(epsilon, 700.0)) * alpha)
     return max(0.0, steep, math.exp(-epsilon) * (1 - delta - alpha))

@@ -6,8 +6,6 @@ For Markdown and for the terminal: HTML pages are templates, which escape by the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from vestige.checks import one_line
 
@@ -36,17 +34,6 @@ def in_markdown(value: object) -> str:
 def in_code(value: object) -> str:
     """Text between backticks, where nothing but a backtick is markup."""
     return one_line(value).replace("`", "'")
-
-
-def all_in_markdown(value: Any) -> Any:
-    """Plain JSON types with every string in them, names included, fit for Markdown."""
-    if isinstance(value, str):
-        return in_markdown(value)
-    if isinstance(value, Mapping):
-        return {in_markdown(key): all_in_markdown(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [all_in_markdown(item) for item in value]
-    return value
 
 
 def in_terminal(value: object) -> str:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from vestige.statement.escaping import in_markdown, in_terminal
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from markupsafe import Markup
     from rich.table import Table as RichTable
 
@@ -48,26 +50,9 @@ class Table:
 
         The first cell of a line is its heading; cells with numbers have the class "number".
         """
-        from markupsafe import Markup, escape
+        from markupsafe import Markup
 
-        def cell(tag: str, place: int, text: str, scope: str = "") -> Markup:
-            number = Markup(' class="number"') if place >= self.words else ""
-            start = Markup("<{}{}{}>").format(Markup(tag), Markup(scope), number)
-            return start + escape(text) + Markup(f"</{tag}>")
-
-        def first(place: int) -> tuple[str, str]:
-            return ("td", "") if place else ("th", ' scope="row"')
-
-        head = [cell("th", i, text, ' scope="col"') for i, text in enumerate(self.headings)]
-        body = [
-            [cell(first(i)[0], i, text, first(i)[1]) for i, text in enumerate(line)]
-            for line in self.lines
-        ]
-        rows = [Markup("<tr>{}</tr>").format(Markup("").join(cells)) for cells in (head, *body)]
-        return Markup(
-            '<div class="scroll" tabindex="0" role="region" aria-label="{0}"><table>'
-            "<caption><span>{0}</span></caption><thead>{1}</thead><tbody>{2}</tbody></table></div>"
-        ).format(self.caption, rows[0], Markup("").join(rows[1:]))
+        return Markup(_page().render(table=self))
 
     def rich(self) -> RichTable:
         """The table for a terminal."""
@@ -86,3 +71,11 @@ class Table:
         for line in self.lines:
             shown.add_row(*map(in_terminal, line))
         return shown
+
+
+@cache
+def _page() -> Template:
+    from jinja2 import Environment, PackageLoader
+
+    loader = PackageLoader("vestige", "statement")
+    return Environment(loader=loader, autoescape=True).get_template("table.html.j2")

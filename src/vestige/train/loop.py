@@ -12,18 +12,15 @@ guarantee.
 from __future__ import annotations
 
 import contextlib
-import platform
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import vestige
 from vestige import methods
 from vestige.checks import finite
 from vestige.engine.ending import ending
@@ -32,6 +29,8 @@ from vestige.errors import BudgetExhausted
 from vestige.privacy import accounting
 from vestige.privacy.accounting import computed_every, epsilon_on_the_way
 from vestige.privacy.ending import AS_PLANNED
+from vestige.statement import claim
+from vestige.statement.words import sentence
 from vestige.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -305,7 +304,7 @@ class Session:
         plan, last = self.engine.plan, self.lines[-1] if self.lines else self._measure()
         end, spent = ending(self.engine._attached()), self.engine.ledger.merged()
         epsilon = end.epsilon(spent, self.config.delta, self.engine.accountant)
-        said = end.text(self.engine.released, self.steps)
+        said = sentence("ended", end, released=self.engine.released, planned=self.steps)
         public = self.config.public()
         result = {name: public[name] for name in _REPEATED} | {
             "method": plan.method,
@@ -379,9 +378,4 @@ def _physical_rows(config: TrainConfig) -> int | None:
 
 def versions() -> dict[str, str]:
     """The versions of what the numbers of a run depend on."""
-    packages = ("torch", "numpy", "dp-accounting")
-    return {
-        "vestige": vestige.__version__,
-        "python": platform.python_version(),
-        **{package: metadata.version(package) for package in packages},
-    }
+    return claim.versions(("torch", "numpy", "dp-accounting"))

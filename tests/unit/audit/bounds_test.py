@@ -17,7 +17,7 @@ from tests.support.audits import (
 )
 from vestige import ConfigError
 from vestige.audit.bounds import (
-    Split,
+    Trials,
     clopper_pearson,
     family_events,
     membership_epsilon,
@@ -53,8 +53,8 @@ def test_the_shift_of_a_pair_of_error_rates_is_that_of_the_gaussian():
 
 def test_two_kinds_that_never_mix_give_the_bound_of_no_errors():
     labels = np.arange(400) % 2 == 0
-    split = Split.by_canary(np.arange(400), 400)
-    found, cut = membership_epsilon(np.where(labels, 1.0, 0.0), labels, split, 1e-5, 0.95)
+    trials = Trials.of(np.where(labels, 1.0, 0.0), labels, np.arange(400), 400)
+    found, cut = membership_epsilon(trials, 1e-5, 0.95)
     hit, alarm = 0.025 ** (1 / 100), 1 - 0.025 ** (1 / 100)
     assert found == pytest.approx(math.log((hit - 1e-5) / alarm))
     assert (cut.hits, cut.false_alarms, cut.hit_trials, cut.alarm_trials) == (100, 0, 100, 100)
@@ -72,10 +72,11 @@ def test_the_familys_events_are_the_plan_at_the_noise_that_is_allowed():
 @pytest.mark.parametrize("mu", [0.4, 1.0])
 def test_the_shift_bound_fails_no_more_often_than_it_says_and_is_close(mu):
     rng, found = np.random.default_rng(1), []
-    split = Split.by_canary(np.arange(8000), 8000)
+    canary = np.arange(8000)
     for _ in range(300):
         inside = rng.random(8000) < 0.3
-        found.append(shift_lower(rng.standard_normal(8000) + mu * inside, inside, split, 0.95))
+        scores = rng.standard_normal(8000) + mu * inside
+        found.append(shift_lower(Trials.of(scores, inside, canary, 8000), 0.95))
     assert not often(sum(value > mu for value in found), 300)
     assert np.median(found) > (0.6 if mu < 1 else 0.8) * mu
 
@@ -83,11 +84,11 @@ def test_the_shift_bound_fails_no_more_often_than_it_says_and_is_close(mu):
 def test_the_shift_bound_is_honest_where_the_trials_differ():
     """Half of the canaries are at a worse place: the bound is on the best place's shift."""
     rng, failures = np.random.default_rng(2), 0
-    split = Split.by_canary(np.arange(1000), 1000)
+    canary = np.arange(1000)
     for _ in range(300):
         inside, good = rng.random(1000) < 0.5, rng.random(1000) < 0.5
         scores = rng.standard_normal(1000) + np.where(good, 1.0, 0.3) * inside
-        failures += shift_lower(scores, inside, split, 0.95) > 1.0
+        failures += shift_lower(Trials.of(scores, inside, canary, 1000), 0.95) > 1.0
     assert not often(failures, 300)
 
 
@@ -95,12 +96,13 @@ def test_the_shift_bound_is_honest_where_the_trials_differ():
 def test_the_membership_bound_fails_no_more_often_than_it_says(true):
     """Randomised response is (epsilon, 0)-DP exactly, so the bound has nothing to give away."""
     rng, found = np.random.default_rng(3), []
-    split = Split.by_canary(np.arange(2000), 2000)
+    canary = np.arange(2000)
     honest = 1 / (1 + math.exp(-true))
     for _ in range(400):
         member = rng.random(2000) < 0.5
         said = np.where(rng.random(2000) < honest, member, ~member)
-        found.append(membership_epsilon(said + 0.0, member, split, 1e-5, 0.95)[0])
+        trials = Trials.of(said + 0.0, member, canary, 2000)
+        found.append(membership_epsilon(trials, 1e-5, 0.95)[0])
     assert not often(sum(value > true for value in found), 400)
     assert np.median(found) > 0.6 * true
 

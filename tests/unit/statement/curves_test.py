@@ -56,6 +56,16 @@ def test_no_test_makes_fewer_errors_than_the_trade_off_curve(event: Event, accou
                 assert bound >= best - 5e-3, (alpha, bound, best)
 
 
+def test_the_curve_of_one_gaussian_is_the_closed_form_and_above_each_of_its_pairs() -> None:
+    events, x = [Event(1.0, 1.0)], np.linspace(0.01, 0.99, 50)
+    pairs = curves.epsilon_curve(events, 1e-5, "pld")
+    found = np.array(curves.trade_off(events, "pld", pairs, alarms=x.tolist()))
+    assert (found[:, 0] == x).all()
+    assert np.abs(found[:, 1] - norm.cdf(norm.ppf(1 - x) - 1.0)).max() < 0.01
+    delta = curves.gaussian_delta(1.0, 2.0)
+    assert all(at_least >= curves.misses(a, delta, 2.0) - 1e-3 for a, at_least in found)
+
+
 def test_a_trade_off_curve_of_more_noise_is_nowhere_lower() -> None:
     less, more = (
         dict(curves.trade_off(e, "rdp", curves.epsilon_curve(e, 1e-5, "rdp")))

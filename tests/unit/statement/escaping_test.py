@@ -25,7 +25,7 @@ from vestige.checks import one_line
 from vestige.cli.app import app
 from vestige.methods import DPSGD
 from vestige.statement import words as page_words
-from vestige.statement.escaping import all_in_markdown, in_code, in_markdown, in_terminal
+from vestige.statement.escaping import in_code, in_markdown, in_terminal
 from vestige.train import training
 from vestige.train.config import TrainConfig
 
@@ -98,12 +98,6 @@ def test_no_hostile_name_is_markup(text: str) -> None:
 def test_ordinary_words_stay_as_they_are() -> None:
     for text in ("sigma_eff = 1.1 (add or remove one record), 95 % at delta 1e-05", "my-data.npz"):
         assert in_markdown(text) == text
-
-
-def test_names_are_escaped_like_values() -> None:
-    assert all_in_markdown({"<b>": ["<i>", 1.5, None, {"x": "|"}]}) == {
-        "&#60;b>": ["&#60;i>", 1.5, None, {"x": "\\|"}]
-    }
 
 
 @pytest.mark.parametrize("text", ["[bold]x[/bold]", "[link=file:///etc/passwd]x[/link]", "[/]"])

@@ -2,27 +2,18 @@
 
     loss of record i = weight_i * sum over layers l of  k * W_l[i]
 
-The loss is linear, so the gradient of record i is the same at all weights: k in the i-th number of
-every layer and zero elsewhere, with k far beyond every bound. Clipped, record i contributes exactly
-the bound of each group, in coordinates that no other record touches. Layers are matrices, so that
-methods that look at spectra have something to look at. Number 0 belongs to nobody: an empty lot is
-a row of zeros.
+The gradient of record i is the same at all weights: k, far beyond every bound, in the i-th number
+of every layer and zero elsewhere. Layers are matrices, so that methods that look at spectra have
+something to look at. Number 0 belongs to nobody: an empty lot is a row of zeros.
 
 A reading is one number for each canary and step, N(b * mu, 1), b saying if it was in. In layer l,
 clipped in group g, a canary that is in the lot moves its own coordinate by
 
     d_l = gain * C_g / sqrt(layers of g)
 
-and the noise there has standard deviation s_g. The coordinates of one canary in all layers and all
-looks at the lot are one Gaussian vector, so its best statistic is sum_l d_l y_l / s_g^2, over its
-own standard deviation; mu = sqrt(sum_l d_l^2 / s_g^2), which is 1/sigma_eff jointly over all
-groups.
-
-Why the readings of different canaries and steps are independent: they are made of different
-coordinates of the noise vectors, which are independent numbers, and of different inclusion coins,
-which Poisson sampling tosses apart for every record and lot. What one canary does to another's
-coordinate is nothing, by construction of the data; what the past does to it is the branch, which
-is public and was subtracted.
+and the noise there has standard deviation s_g. The best statistic of its coordinates in all layers
+and all looks at the lot is sum_l d_l y_l / s_g^2, over its own standard deviation; mu = sqrt(sum_l
+d_l^2 / s_g^2). docs/audit.md says why different readings are independent.
 """
 
 from __future__ import annotations
@@ -37,8 +28,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from vestige.audit.attack.training import CLIP, Attacked, Target, as_numpy
+from vestige.audit.bounds import Array, Flags
 from vestige.audit.options import AuditOptions
-from vestige.audit.result import Array, Flags
 from vestige.audit.tape import Look
 from vestige.gradients.groups import Groups
 
@@ -66,8 +57,9 @@ class CanaryModel(nn.Module):
         return sum((layer(row).gather(1, column).squeeze(1) for layer in self.layers), _zero)
 
 
-def loss(model: nn.Module, numbers: Tensor, weights: Tensor) -> Tensor:
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """The linear loss of canaries, far beyond the clip bound."""
+    numbers, weights = batch
     each: Tensor = weights * (SATURATION * CLIP) * model(numbers)
     return each
 

@@ -5,34 +5,24 @@ vector s moves its readings by mu * s, so the best statistic of readings y is
 
     s' K y / sqrt(s' K s),   K = S^-1,   with mean mu * sqrt(s' K s) if it is in, and variance 1.
 
-A family trial is about one charged event: a stretch of lots that one charge covers (a cycle of the
-groups, a tree). What the canary did in other stretches is known to the auditor and subtracted. s
-are the canary's lots of the stretch; in a stretch that it missed, those of its place in another;
-any place for a canary that was in no lot at all. Different canaries have different coordinates, and
-the statistics of one canary in two stretches are independent if s' K s* = 0, as for banded noise;
-where that does not hold, the first stretch alone is used. The membership score knows no lots: it is
-the likelihood ratio averaged over the places in a cycle. Where records keep their place (zeroed
-ones), the place is known.
-
-What a record does to later lots may be cut off by the end of the run, and a place may be better
-than the worst one, which is charged. Such trials are harder than claimed, which can only lower the
-bounds (bounds.py).
+A family trial is about the stretch of lots that one charge covers (a cycle of the groups, a tree).
+The statistics of one canary in two stretches are independent if s' K s* = 0, as for banded noise;
+where that does not hold, the first stretch alone is used. docs/audit.md has the rest.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from vestige.audit.attack.canaries import Canaries, standardised
 from vestige.audit.attack.training import Attacked, inclusion
+from vestige.audit.bounds import Array, Flags, Numbers
 from vestige.audit.mixing import Mixing
 from vestige.audit.options import AuditOptions
-from vestige.audit.result import Array, Flags
 
 _INDEPENDENT = 1e-9
 
-FamilyTrials = tuple[Array, Flags, npt.NDArray[np.int64]]
+FamilyTrials = tuple[Array, Flags, Numbers]
 """Score, inclusion and number of the canary of each family trial."""
 
 

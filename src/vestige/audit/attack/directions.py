@@ -1,30 +1,21 @@
 """Reading releases of directions and angles: the two private forms of GeoDP.
 
 Tangent. A canary e_i turns the public reference u by x_i = min(angle, R) (e_i - u_i u) /
-sqrt(1 - u_i^2). Its own coordinate of the release moves by nearly R, and it also touches the
-others' coordinates, by about R / P. The auditor knows u and the other canaries of the lot, so it
-subtracts what they do; what is left in coordinate i is b * min(angle, R) * sqrt(1 - u_i^2) plus the
-noise of that coordinate, and different canaries are independent again.
+sqrt(1 - u_i^2). The auditor knows u and the other canaries of the lot, so it subtracts what they do
+to coordinate i; what is left is b * min(angle, R) * sqrt(1 - u_i^2) plus the noise of that
+coordinate.
 
-Box. One example moves every angle by at most w = bounding pi / 2 (the last by 2 w), so a worst case
-has to move all of them: a single coordinate would use 1 / sqrt(P) of the bound. Canary i asks for
-the angles pi/2 + a h_z, with h the i-th row of a Hadamard matrix and a well beyond w: whatever the
-reference (near pi/2 in all but the last angles), its deviations are clipped to w h_z. Rows of the
-matrix are orthogonal, so canaries saturate the bound and are orthogonal as elsewhere: the
-projections of the noise on different rows are independent.
-
-Coordinates of such a gradient fall by cos(a) from one to the next, so a run has 512 canaries at
-most and an audit several runs, each with a coin for every canary. Records with a gradient of zero
-fill the data up: the expected lot, which divides the release, keeps the reference from drifting.
-
-The release's last number, the sum of lengths, is common to all canaries and is not used: half of
-what a step is charged for stays unattacked, so the bounds are weaker than for other methods.
+Box. Canary i asks for the angles pi/2 + a h_z, with h the i-th row of a Hadamard matrix and a well
+beyond w = bounding pi / 2: its deviations are clipped to w h_z. Rows of the matrix are orthogonal:
+the projections of the noise on different rows are independent. Records with a gradient of zero fill
+the data up, which keeps the reference from drifting. docs/audit.md says why these are worst cases.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,8 +25,8 @@ from torch.utils.data import TensorDataset
 
 from vestige.audit.attack.canaries import SATURATION, Readings
 from vestige.audit.attack.training import Attacked, Target, as_numpy, attack, coins, inclusion
+from vestige.audit.bounds import Array, Flags
 from vestige.audit.options import AuditOptions
-from vestige.audit.result import Array, Flags
 from vestige.geometry import to_cartesian
 
 UNREAD_LENGTH = (
@@ -83,6 +74,18 @@ class AngleModel(nn.Module):
         return out
 
 
+def angle_runs(
+    options: AuditOptions, noise: float, starts: range, tell: Callable[..., None]
+) -> tuple[Attacked, Readings]:
+    """Runs whose canaries begin at `starts`: the last of them, and the readings of all."""
+    parts = []
+    for run, start in enumerate(starts):
+        count = min(PER_RUN, options.canaries - start)
+        attacked, read = run_angles(options, noise, run, count, partial(tell, earlier=run))
+        parts.append(read)
+    return attacked, Readings.joined(parts)
+
+
 def run_angles(
     options: AuditOptions, noise: float, run: int, count: int, tell: Callable[[int], None]
 ) -> tuple[Attacked, Readings]:
@@ -98,7 +101,7 @@ def run_angles(
     target = Target(
         AngleModel(table),
         TensorDataset(numbers, (numbers > 0).double()),
-        lambda model, numbers, weights: weights * model(numbers),
+        lambda model, batch: batch[1] * model(batch[0]),
         options.batch_size(RECORDS),
         RECORDS,
     )

@@ -1,12 +1,8 @@
 """Loss-based auditing with one training run: many canaries, nothing but the final model.
 
-Canaries are records with random inputs and random labels; a fair coin puts each into the data. A
-small network is trained once with the real engine. A canary's score is how far training lowered its
-loss (the first weights are public). The auditor guesses "in" for the k highest scores and "out" for
-the k lowest, for a few k that are fixed beforehand and share the error probability, and counts.
-
-The attacker sees one model and no transcript, so the bounds are far below those of canary.py at the
-same claim: this shows what a run leaks to somebody who is handed the model.
+Canaries are records with random inputs and random labels. A canary's score is how far training
+lowered its loss (the first weights are public). The auditor guesses "in" for the k highest scores
+and "out" for the k lowest, for a few k that are fixed beforehand and share the error probability.
 
 Paper: Steinke, Nasr, Jagielski 2023, arXiv 2305.08846.
 Guarantee: see bounds.py; free of assumptions about the mechanism.
@@ -14,34 +10,24 @@ Guarantee: see bounds.py; free of assumptions about the mechanism.
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from vestige.audit.attack.training import Target, Tell, as_numpy, attack, coins, silent
-from vestige.audit.bounds import Cut, one_run_epsilon
+from vestige.audit.attack.training import Target, Tell, as_numpy, attack, coins
+from vestige.audit.bounds import Array, Cut, Flags, Trials, one_run_epsilon
 from vestige.audit.options import AuditOptions
-from vestige.audit.result import Array, AuditResult, Evidence, Flags, result_of
-from vestige.methods import Method
+from vestige.audit.result import AuditResult, Evidence, result_of
 
 FEATURES, HIDDEN, CLASSES = 512, 16, 10
 GUESSED = (1 / 50, 1 / 10, 1 / 2)  # shares of the canaries that are guessed "in", and "out"
 NO_FAMILY = "no family bound: the final model alone is attacked, not single releases"
 
 
-def audit_one_run(method: str | Method, *, progress: Tell = silent, **options: Any) -> AuditResult:
-    """Train once on random canaries and bound epsilon from the guesses; as `canary.audit`."""
-    return attacked(AuditOptions(method=method, mode="one-run", **options), progress)
-
-
 def attacked(options: AuditOptions, tell: Tell) -> AuditResult:
     """Train once, guess, count."""
-    begun = time.perf_counter()
     steps, trials, records = options.length, options.canaries, options.records
     batch = options.batch_size(records)
     tell("noise for the claim", 0, steps)
@@ -71,8 +57,7 @@ def attacked(options: AuditOptions, tell: Tell) -> AuditResult:
     return result_of(
         options,
         run.engine,
-        begun,
-        Evidence(scores, member, np.zeros(trials, dtype=np.bool_), cut),
+        Evidence(Trials(scores, member, np.zeros(trials, dtype=np.bool_)), cut),
         epsilon_lower=lower,
         epsilon_published=published,
         sample_rate=batch / records,
@@ -89,27 +74,22 @@ def network() -> nn.Module:
 
 
 def guessing_bound(
-    scores: Array,
-    member: Flags,
-    delta: float,
-    confidence: float,
+    scores: Array, member: Flags, delta: float, confidence: float
 ) -> tuple[float, Cut]:
     """The best of the bounds from guessing a few shares of the canaries, which share alpha."""
     count, order = len(scores), np.argsort(scores, kind="stable")
     each = 1 - (1 - confidence) / len(GUESSED)
-    best: tuple[float, Cut] | None = None
+    bounds = []
     for share in GUESSED:
         k = max(1, int(share * count))
         hits, misses = int(member[order[-k:]].sum()), int(member[order[:k]].sum())
         bound = one_run_epsilon(count, 2 * k, hits + k - misses, delta, each)
-        cut = Cut(float(scores[order[-k]]), True, hits, misses, k, k)
-        if best is None or bound > best[0]:
-            best = bound, cut
-    assert best is not None
-    return best
+        bounds.append((bound, Cut(float(scores[order[-k]]), True, hits, k, misses, k)))
+    return max(bounds, key=lambda pair: pair[0])
 
 
-def _row_losses(model: nn.Module, rows: Tensor, weights: Tensor) -> Tensor:
+def _row_losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    rows, weights = batch
     labels = rows[:, -1].long()
     return weights * F.cross_entropy(model(rows[:, :-1]), labels, reduction="none")
 

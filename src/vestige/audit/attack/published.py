@@ -2,19 +2,9 @@
 
 The engine reports an infinite epsilon for them. Here they are held against `epsilon_published`: the
 accounting of their papers, a Gaussian at multiplier sigma in every step, on lots of the whole data.
-A trial is a whole run of the real engine with or without one record, by a fair coin.
-
-GeoDP (arXiv 2504.05618) claims that one record turns the angles of the mean by at most
-sqrt(d + 2) bounding pi / B. Take B records of gradient (r, -C/2, 0)/B and one of (0, C, 0): with it
-the sum is (r, C/2, 0), without it (r, -C/2, 0). The last angle turns by pi. The sign of the second
-coordinate tells, unless the noise carries the first angle, C/(2r), or the length, r/B, through
-zero. r = C sqrt(B / (2 sqrt(5) pi bounding)) puts both r / (sigma C) standard deviations away, as
-far as one likes with B: 27 / sigma for the 1024 records here.
-
-DP-Adam-AC (arXiv 2510.05288) clips at a quantile of raw norms, which nobody charges for. Take
-norms at the lowest and at the highest bound, as many of each that one more high one carries the
-quantile from one to the other: from the second step on the *scale* of the noise tells. With the
-default setting it is 5 low and 1 high norm, and the scales differ by a factor of 80.
+A trial is a whole run of the real engine with or without one record, by a fair coin. docs/audit.md
+says how one record turns the angles of GeoDP (arXiv 2504.05618) and tips the quantile of DP-Adam-AC
+(arXiv 2510.05288).
 
 Guarantee: the bound is Clopper and Pearson's on the error rates, free of assumptions. The family
 bound has no meaning here: the releases are no Gaussians of known sensitivity.
@@ -65,7 +55,7 @@ def adversary(method: Method) -> Adversary:
     )
 
 
-def attacked(options: AuditOptions, tell: Tell, begun: float) -> AuditResult:
+def attacked(options: AuditOptions, tell: Tell) -> AuditResult:
     """Whole runs with and without one record, against what the paper would claim."""
     known, count = adversary(options.chosen), options.canaries
     if options.length < known.fewest_steps:
@@ -85,7 +75,6 @@ def attacked(options: AuditOptions, tell: Tell, begun: float) -> AuditResult:
     return judge(
         options,
         run.engine,
-        begun,
         scores,
         member,
         epsilon_published=published,
@@ -104,7 +93,7 @@ def _target(known: Adversary, inside: bool) -> Target:
     return Target(
         model,
         TensorDataset(gradients, torch.ones(len(gradients), dtype=torch.float64)),
-        lambda model, rows, weights: weights * model(rows).squeeze(1),
+        lambda model, batch: batch[1] * model(batch[0]).squeeze(1),
         size,
         size,
     )

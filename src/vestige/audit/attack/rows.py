@@ -1,12 +1,10 @@
 """Rows that are attributed to the wrong record: what it costs, and that the audit sees it.
 
 The engine is broken on purpose: it reads rows batch-major, whatever their order is, which was once
-a fault of this library. A token model that folds its batch time-major then clips pieces of several
-records together. The attack knows nothing of that. It takes two neighbouring data sets (one loud
-record among quiet ones), the direction q(D) - q(D') of their clipped sums without noise, and asks
-of each noisy release on which side of the middle it lies. A trial is a whole run of the engine, one
-release at a sampling rate of 1, with the loud record or without it by a fair coin. The audit's
-table has the attack on the broken engine beside the same attack on the engine as it is.
+a fault of this library. The attack knows nothing of that. It takes two neighbouring data sets (one
+loud record among quiet ones), the direction q(D) - q(D') of their clipped sums without noise, and
+asks of each noisy release on which side of the middle it lies. A trial is a whole run of the
+engine, one release at a sampling rate of 1, with the loud record or without it by a fair coin.
 
 Guarantee: the bound is Clopper and Pearson's on the error rates, free of assumptions.
 """
@@ -16,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -69,7 +68,7 @@ def audit_rows(
         target = Target(
             made("time-major"),
             data if inside else others,
-            lambda model, x, y: losses(model, (x, y)),
+            losses,
             len(others),
             len(others),
         )
@@ -86,10 +85,9 @@ def audit_rows(
         for trial, inside in enumerate(member):
             seen, engine = release(bool(inside), noise_multiplier, trial)
             scores[trial] = float((seen - without) @ direction) / ratio
-    return judge(
+    result = judge(
         options,
         engine,
-        begun,
         scores,
         member,
         method=BROKEN if broken else WHOLE,
@@ -98,3 +96,4 @@ def audit_rows(
         sample_rate=1.0,
         notes=(f"one record moves the clipped sum by {ratio:.4g} C",),
     )
+    return replace(result, seconds=time.perf_counter() - begun)

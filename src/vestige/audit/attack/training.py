@@ -1,18 +1,20 @@
-"""One run of the real engine on canaries: its loader, its loop, and what came out of its door."""
+"""One run of the real engine on canaries, and what came out of its door."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from vestige.audit.bounds import Array, Flags
+from vestige.audit.loop import Loop
 from vestige.audit.options import AuditOptions
-from vestige.audit.result import Array, Flags
 from vestige.audit.tape import Recording, Tape
 from vestige.engine.privacy_engine import PrivacyEngine
 
@@ -22,21 +24,16 @@ Tell = Callable[[str, int, int], None]
 CLIP = 1.0
 
 
-def silent(what: str, done: int, total: int) -> None:
-    """Tells nobody."""
-
-
 @dataclass(frozen=True)
 class Target:
-    """What is trained: `dataset` holds numbers (or inputs) and weights of records.
+    """What is trained: `losses(model, batch)` gives one loss for each row of a batch of `dataset`.
 
-    `losses(model, numbers, weights)` gives one loss for each row. `declared` is the public size of
-    the data; None lets the engine count.
+    `declared` is the public size of the data; None lets the engine count.
     """
 
     model: nn.Module
     dataset: TensorDataset
-    losses: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    losses: Callable[[nn.Module, Any], Tensor]
     batch_size: int
     declared: int | None = None
 
@@ -70,10 +67,10 @@ def attack(
 
     Runs of one audit have numbers and, in test mode, a seed each.
     """
-    method, steps, model = options.chosen, options.length, target.model
+    method, model = options.chosen, target.model
     seed = None if options.seed is None else options.seed + 1_000_003 * run
     engine = PrivacyEngine(noise_seed=seed)
-    model, optimizer, loader = engine.make_private(
+    made = engine.make_private(
         module=model,
         optimizer=method.make_optimizer(model.parameters(), lr=method.info.default_lr),
         data_loader=DataLoader(target.dataset, batch_size=target.batch_size),
@@ -82,32 +79,19 @@ def attack(
         clipping=options.form,
         method=method,
         dataset_size=target.declared,
-        steps=steps,
+        steps=options.length,
         self_check=self_check,
     )
     turning = method.geometry(torch.zeros(4)) is not None
     with Tape(engine, sums=False) as tape:
-        attacked = Attacked(engine, tape.seen)
-        while engine.released < steps:
-            reference = _reference(engine) if turning else None
-            for numbers, weights in loader:
-
-                def closure(numbers: Tensor = numbers, weights: Tensor = weights) -> Tensor:
-                    optimizer.zero_grad()
-                    each = target.losses(model, numbers, weights)
-                    engine.backward(each)
-                    return each.detach().sum()
-
-                before = engine.released
-                optimizer.step(closure)  # type: ignore[arg-type]
-                if engine.released > before:  # not on the batches that only measure
-                    attacked.lots.append(numbers.numpy())
-                    if reference is not None:
-                        attacked.references.append(reference)
-                        reference = _reference(engine)
-                    tell(engine.released)
-                if engine.released == steps:
-                    break
+        attacked = Attacked(engine, tape.seen, references=[_reference(engine)] if turning else [])
+        for batch in Loop(engine, target.losses, *made).steps(options.length):
+            if engine.released > len(attacked.lots):  # not on the batches that only measure
+                attacked.lots.append(batch[0].numpy())
+                if turning:
+                    attacked.references.append(_reference(engine))
+                tell(engine.released)
+    del attacked.references[len(attacked.lots) :]  # that of a lot which never came
     engine.detach()
     return attacked
 

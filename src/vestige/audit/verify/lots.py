@@ -2,97 +2,59 @@
 
 For every charge at a rate q below 1, each record must be in what the charge pays for (a lot, or a
 cycle of lots with correlated noise) with probability at most q, at most once, and independently of
-all others. Tested, each at its share of a declared false-alarm rate:
-
-    all records together, and the busiest one    upper tails of binomial laws with probability q
-    the spread of sizes and of the records' counts    lower tails of chi-square laws: lots of a
-                                                      fixed size, or a shuffled order, hardly vary
-    records that two lots k charges apart share       upper tails of binomial laws with probability
-                                                      q^2: lots that are drawn once and used again
-
-With correlated noise a lot here is all that one charge pays for: within a cycle every record has
-one place, but whether it is drawn is independent from cycle to cycle, so q^2 is right there too.
-
-The rates and sizes are those of a run of the real engine; a rate of 1 claims nothing and is passed
-over.
+all others. Rates and overlaps are tested by upper tails of binomial laws, the spread of sizes by
+lower tails of chi-square laws, each at its share of a declared false-alarm rate.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from vestige.audit.tape import Recording
 from vestige.audit.verify.findings import FALSE_ALARM, Finding, Report, Tested, alarms
-from vestige.audit.verify.runs import OBSERVED, Observation, observe, stretches
-from vestige.gradients.clipping import Clipping
-from vestige.methods import Method, resolve
+from vestige.audit.verify.runs import Observation, stretches
 
+Draw = tuple[float, npt.NDArray[np.int64]]
+"""The rate that one charge was at, and how often each record was drawn for it."""
 
-def lots_check(
-    method: str | Method,
-    *,
-    steps: int = OBSERVED.steps,
-    seed: int | None = None,
-    false_alarm: float = FALSE_ALARM,
-    clipping: Clipping | None = None,
-) -> list[Finding]:
-    """Where lots are not drawn as they are charged: empty where all is well."""
-    seen = observe(resolve(method), steps=steps, seed=seed, clipping=clipping)
-    return list(examine(seen, false_alarm).findings)
+Members = npt.NDArray[np.bool_]
+"""A row for each charge, true where the record was drawn."""
 
 
 def examine(seen: Observation, false_alarm: float = FALSE_ALARM) -> Report:
     """The check on a run that was observed."""
-    draws = [draw for draw in _draws(seen) if draw.rate < 1]
+    runs = [_draws(recording, seen) for recording in seen.recordings]
+    draws = [draw for run in runs for draw in run]
     if not draws:
         reason = "every charge is at rate 1: sampling is not claimed to hide anything"
         return Report("lots", not_applicable=reason)
-    size, rate = seen.setting.size, max(draw.rate for draw in draws)
-    runs = sorted({draw.run for draw in draws})
-    members = [_members([draw for draw in draws if draw.run == run], size) for run in runs]
+    rate = max(rate for rate, _ in draws)
+    members = [np.array([counts > 0 for _, counts in run]) for run in runs if run]
     drawn = np.concatenate(members)
     tested = [*_rates(drawn, rate), *_spreads(drawn), *_overlaps(members, rate)]
     figures = {"charges": len(draws), "rate_drawn": float(drawn.mean()), "rate_charged": rate}
     return Report("lots", (*_repeats(draws), *alarms(tested, false_alarm)), figures)
 
 
-@dataclass(frozen=True)
-class _Draw:
-    """The records of one stretch, and the rate that was charged for it."""
-
-    rate: float
-    records: tuple[int, ...]
-    run: int  # which of the recordings it is of
-
-
-Members = npt.NDArray[np.bool_]
-"""A row for each draw, true where the record is in it."""
-
-
-def _members(draws: Sequence[_Draw], size: int) -> Members:
-    members = np.zeros((len(draws), size), dtype=np.bool_)
-    for row, draw in enumerate(draws):
-        members[row, list(draw.records)] = True
-    return members
+def _draws(recording: Recording, seen: Observation) -> list[Draw]:
+    """What was drawn for the charges that claim a rate below 1."""
+    records = {lot.number: lot.records for lot in recording.lots if not lot.measures}
+    draws = []
+    for stretch in stretches(recording, seen.correlated):
+        lots = [records[number] for number in stretch.lots if number in records]
+        if lots and stretch.rate < 1:
+            drawn = np.array([record for lot in lots for record in lot], dtype=np.int64)
+            draws.append((stretch.rate, np.bincount(drawn, minlength=seen.setting.size)))
+    return draws
 
 
-def _draws(seen: Observation) -> Iterable[_Draw]:
-    for run, recording in enumerate(seen.recordings):
-        records = {lot.number: lot.records for lot in recording.lots if not lot.measures}
-        for stretch in stretches(recording, seen.correlated):
-            members = [i for number in stretch.lots for i in records.get(number, ())]
-            if any(number in records for number in stretch.lots):
-                yield _Draw(stretch.rate, tuple(members), run)
-
-
-def _repeats(draws: Sequence[_Draw]) -> Iterable[Finding]:
-    for number, draw in enumerate(draws):
-        (record, times), *_ = Counter(draw.records).most_common(1) or [(0, 0)]
+def _repeats(draws: Sequence[Draw]) -> Iterable[Finding]:
+    for number, (_, counts) in enumerate(draws):
+        record, times = int(counts.argmax()), int(counts.max())
         if times > 1:
             sentence = (
                 f"record {record} was drawn {times} times for charge {number}; allowed is once."

@@ -6,13 +6,7 @@ independent from coordinate to coordinate, from release to release, and of sum a
 lot's releases reveal together is one Gaussian with 1/z^2 = sum over looks and groups of
 (gain C_g / std_g)^2, plus (1/2 / count noise)^2 for every count; the ledger's charge for the lot
 must not be weaker. Where it is, the residuals are measured against the larger noise that the charge
-implies.
-
-Tested on many releases, each at its share of a declared false-alarm rate: variances (chi-square),
-the normal law (Kolmogorov-Smirnov), the directions of sum and branch, releases in a row, every pair
-of releases and every pair of coordinates (correlations). The releases are those of a run and of
-another that was resumed from the middle of it, so that noise which comes twice is a pair with
-correlation 1. Correlated noise is made white first with its known covariance: see mixing.py.
+implies. Correlated noise is made white first with its known covariance: see mixing.py.
 """
 
 from __future__ import annotations
@@ -39,22 +33,9 @@ from vestige.audit.verify.findings import (
 )
 from vestige.audit.verify.runs import OBSERVED, Observation, Stretch, observe, stretches
 from vestige.gradients.clipping import Clipping
-from vestige.methods import Method, resolve
+from vestige.methods import Method
 
 _SLACK = 1e-6  # of the multipliers' arithmetic
-
-
-def noise_check(
-    method: str | Method,
-    *,
-    steps: int = OBSERVED.steps,
-    seed: int | None = None,
-    false_alarm: float = FALSE_ALARM,
-    clipping: Clipping | None = None,
-) -> list[Finding]:
-    """Where the noise is not what the ledger was charged for: empty where all is well."""
-    seen = observations(resolve(method), steps, seed, clipping)
-    return list(examine(seen, false_alarm).findings)
 
 
 def observations(

@@ -1,17 +1,12 @@
 """Record and replay: a run on D, then one on a neighbour of D with everything released frozen.
 
-Whatever is computed outside the clipped sum (branches, gates, exponents, clip bounds, noise scales,
-diagnostics, weights, the divisor, charges, the number of releases, what a checkpoint would hold of
-the optimizer and the model) must come out identical, bit for bit, since it may depend on the
-releases alone; and what a lot or all records are asked may move by its gain times its bound, no
-further:
+Whatever is computed outside the clipped sum must come out identical, bit for bit, since it may
+depend on the releases alone; and what a lot or all records are asked may move by its gain times its
+bound, no further:
 
     |query_t(D) - query_t(D')| <= gain_t C_g  in every group g;   a centred count by 1/2
 
 The replay draws other noise, which the frozen releases hide from everything that may see them.
-
-Two settings are played: ordinary lots, and lots of one record in expectation, so that a lot may
-hold the one record and be empty without it. A third run gives up its first lot.
 
 Guarantee: none by itself. The replay couples the lots of D and D' (the same draws for the records
 that both have) and looks at one pair of data sets; a violation is a proof, a pass is not.
@@ -33,7 +28,7 @@ from vestige.audit.verify.findings import Finding, Report, first_of_each
 from vestige.audit.verify.runs import Setting, neighbour, records, small_run
 from vestige.errors import VestigeError
 from vestige.gradients.clipping import Clipping
-from vestige.methods import Method, resolve
+from vestige.methods import Method
 
 ORDINARY = Setting()
 # Room for eight bands of correlated noise, and lots that hold nothing, or one record.
@@ -65,23 +60,16 @@ class Pair:
         ]
 
 
-def replay(
-    method: str | Method, *, clipping: Clipping | None = None, seed: int = SEED
-) -> list[Finding]:
-    """What a neighbouring data set changes that it must not change: empty where all is well."""
-    return list(examine(method, clipping=clipping, seed=seed).findings)
-
-
-def examine(method: str | Method, *, clipping: Clipping | None = None, seed: int = SEED) -> Report:
-    """The replay with its figures: both settings, and a lot that is given up."""
-    chosen = resolve(method)
+def examine(method: Method, *, clipping: Clipping | None = None, seed: int = SEED) -> Report:
+    """What a neighbouring data set changes that it must not change: both settings, and a lot that
+    is given up."""
     findings: list[Finding] = []
     figures: dict[str, Any] = {}
     for name, setting in (("ordinary lots", ORDINARY), ("sparse lots", SPARSE)):
         setting = replace(setting, clipping=clipping)
-        first = record(chosen, setting, seed)
+        first = record(method, setting, seed)
         try:
-            pair = Pair(first, record(chosen, setting, seed, frozen=first.looks))
+            pair = Pair(first, record(method, setting, seed, frozen=first.looks))
         except (VestigeError, RuntimeError, ValueError, TypeError) as error:
             sentence = (
                 f"{name}: the run on the neighbour stopped ({type(error).__name__}: {error}), "
@@ -96,7 +84,7 @@ def examine(method: str | Method, *, clipping: Clipping | None = None, seed: int
             "largest_move": max(pair.used, default=0.0),
             "empty_on_one_side": sum(bool(a.records) != bool(b.records) for a, b in lots),
         }
-    findings += _given_up(chosen, replace(ORDINARY, clipping=clipping), seed)
+    findings += _given_up(method, replace(ORDINARY, clipping=clipping), seed)
     return Report("replay", first_of_each(findings), figures)
 
 

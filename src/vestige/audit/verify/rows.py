@@ -1,14 +1,9 @@
 """Rows against records: does a record move anything but its own clipped gradient?
 
-Small models fold the rows of a batch with positions, views or heads in the ways that people do. For
-each the real engine gives the clipped sum of a data set with one loud record among quiet ones, and
-those without the loud one and without a quiet one (sensitivity.py). A record that is clipped
-together with parts of another, or whose parts are clipped apart, moves the sum by more than C. The
-check knows nothing of the models: a wrong axis, order or fold shows in R alone.
-
-The folds are measured with the self-check off, so that the following of rows is held to its word by
-itself. Then, with it on, a model follows whose rows meet where nothing can be followed, in an `if`
-on the whole batch: it must be refused.
+Small models fold the rows of a batch with positions, views or heads in the ways that people do. A
+record that is clipped together with parts of another, or whose parts are clipped apart, moves the
+sum by more than C (sensitivity.py); the check knows nothing of the models. They are measured with
+the self-check off, so that the following of rows is held to its word by itself.
 
 Guarantee: none. R > 1 is a counterexample; R <= 1 says that these models are attributed rightly.
 """

@@ -1,17 +1,15 @@
 """Small runs of the real engine on records and a model of their own: what the checks look at.
 
-`SmallRun` is an engine with its loop, `neighbour` the data without one record, and `observe` many
-releases with what went into each. An observed run is saved in the middle and goes on to its end.
-Then another engine loads what was saved and goes on from there on other records, as after a crash:
-the two share their past and nothing else. These engines are in their ordinary mode, where each
-draws its own key.
+An observed run is saved in the middle and goes on to its end. Then another engine loads what was
+saved and goes on from there on other records, as after a crash: the two share their past and
+nothing else. These engines are in their ordinary mode, where each draws its own key.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -22,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from vestige.audit.loop import Loop
 from vestige.audit.tape import Look, Recording, Tape, flat_charges
 from vestige.engine.privacy_engine import PrivacyEngine
 from vestige.errors import ConfigError
@@ -57,27 +56,14 @@ class Setting:
 OBSERVED = Setting(size=60, steps=200, hidden=40, dtype=torch.float32)
 
 
-@dataclass
-class SmallRun:
+class SmallRun(Loop):
     """An engine that is attached to a small model and small data, and its loop."""
 
-    engine: PrivacyEngine
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loader: Any
-
     def go(self, tape: Tape, steps: int) -> None:
-        """Train for so many more releases, by the loop that every method understands."""
-        engine = self.engine
-        last = engine.released + steps
-        while engine.released < last:
-            for x, y, silent, index in self.loader:
-                tape.took(index.tolist())
-                closure: Any = self._closure(x, y, 1 - silent)  # torch wants a float, gets a tensor
-                self.optimizer.step(closure)
-                tape.stepped(self.model, self.optimizer)
-                if engine.released == last:
-                    break
+        """Train for so many more releases, and let the tape see what a loop sees."""
+        for *_, index in self.steps(steps):
+            tape.took(index.tolist())
+            tape.stepped(self.model, self.optimizer)
 
     def saved(self) -> tuple[dict[str, Any], ...]:
         """The states of engine, model and optimizer, copied."""
@@ -91,15 +77,6 @@ class SmallRun:
         self.model.load_state_dict(model)
         self.optimizer.load_state_dict(optimizer)
 
-    def _closure(self, x: Tensor, y: Tensor, weight: Tensor) -> Callable[[], Tensor]:
-        def closure() -> Tensor:
-            self.optimizer.zero_grad()
-            losses = weight * F.cross_entropy(self.model(x), y, reduction="none")
-            self.engine.backward(losses)
-            return losses.detach().mean()  # as in anybody's loop, so that who uses it is seen
-
-        return closure
-
 
 def small_run(
     method: Method, data: TensorDataset, setting: Setting, *, noise_seed: int | None = None
@@ -111,7 +88,7 @@ def small_run(
     if setting.groups:  # different ones, so that a group that has the noise of another is noticed
         each = [setting.noise_multiplier * (1 + 0.25 * group) for group in range(setting.groups)]
         noise = {"group_noise_multipliers": each}
-    module, optimizer, loader = engine.make_private(
+    made = engine.make_private(
         module=model,
         optimizer=method.make_optimizer(model.parameters(), lr=0.1),
         data_loader=DataLoader(data, batch_size=setting.lot, num_workers=setting.workers),
@@ -121,7 +98,13 @@ def small_run(
         steps=setting.steps,
         **noise | ({} if zeroes_out(method) else {"dataset_size": setting.size}),
     )
-    return SmallRun(engine, module, optimizer, loader)
+    return SmallRun(engine, _losses, *made)
+
+
+def _losses(model: nn.Module, batch: Any) -> Tensor:
+    x, y, silent, _ = batch
+    each: Tensor = (1 - silent) * F.cross_entropy(model(x), y, reduction="none")
+    return each
 
 
 def small_model(setting: Setting) -> nn.Module:

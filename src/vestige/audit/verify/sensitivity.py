@@ -1,13 +1,8 @@
 """How far one record moves the clipped sum: `sensitivity(model, dataset, losses)`.
 
-The model is a black box. The real engine runs on all records and on all but one, with noise off and
-a sampling rate of 1, so that what leaves the door is the clipped sum q itself, and
-
-    R = |q(D) - q(D')| / C
-
-in every clipping group and jointly. The noise is made for R <= 1: a larger R is a counterexample to
-the claim, whatever the reason: rows attributed to the wrong record, records that meet in the model
-or in the loss, a clip that does not hold.
+The real engine runs on all records and on all but one, with noise off and a sampling rate of 1, so
+that what leaves the door is the clipped sum q itself, and R = |q(D) - q(D')| / C in every clipping
+group and jointly. The noise is made for R <= 1: a larger R is a counterexample to the claim.
 
 Guarantee: none, and the figures are exact functions of the records: run it on public or made-up
 ones. R <= 1 says that these records, at these weights, did not break the bound.

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from vestige.audit.attack.canary import audit
+from vestige.audit.attack import audit
 from vestige.audit.verify import lots, noise, replay, rows
 from vestige.audit.verify.findings import Finding, Report
 from vestige.audit.verify.loading import one_line
 from vestige.audit.verify.runs import OBSERVED, Observation
+from vestige.errors import ConfigError
 from vestige.gradients.clipping import Clipping
-from vestige.methods import Method, planned_charges
+from vestige.methods import Method, planned_charges, resolve
 from vestige.privacy.accounting import events_of
-from vestige.privacy.ledger import Event, merge
+from vestige.privacy.events import Event, merge
 
 TRIALS, QUICK_TRIALS, QUICK_STEPS = 4000, 1000, 60
 CONFIDENCE = 0.999  # of the canaries' bounds: a right method fails once in five hundred times
@@ -33,9 +34,14 @@ class Verdict:
     seeded: bool
 
     @property
+    def findings(self) -> list[Finding]:
+        """What the checks found: each is a sentence, a figure and a bound."""
+        return [finding for report in self.reports for finding in report.findings]
+
+    @property
     def passed(self) -> bool:
         """No check found anything."""
-        return all(report.passed for report in self.reports)
+        return not self.findings
 
     def as_dict(self) -> dict[str, Any]:
         """As strict JSON types."""
@@ -49,41 +55,45 @@ class Verdict:
 
 
 def verify(
-    method: Method,
+    method: str | Method,
     *,
+    checks: Sequence[str] = CHECKS,
     trials: int = TRIALS,
     seed: int | None = None,
     quick: bool = False,
     clipping: Clipping | None = None,
     tell: Callable[[str], None] = lambda check: None,
 ) -> Verdict:
-    """Run every check on `method`. `quick` takes fewer releases and canaries.
+    """Run the checks on `method`, all or some. `quick` takes fewer releases and canaries.
 
     With `seed` everything repeats itself; without it keys, noise and canaries' coins are the
     operating system's. `clipping` takes the place of the method's own. `tell` is told which check
     is under way.
     """
-    begun = time.perf_counter()
+    begun, chosen = time.perf_counter(), resolve(method)
     steps = QUICK_STEPS if quick else OBSERVED.steps
     canaries = min(trials, QUICK_TRIALS) if quick else trials
 
     @cache
     def observed() -> list[Observation]:
-        return noise.observations(method, steps, seed, clipping)
+        return noise.observations(chosen, steps, seed, clipping)
 
-    checks: dict[str, Callable[[], Report]] = {
-        "claim": lambda: _claim(method, observed),
-        "replay": lambda: replay.examine(method, clipping=clipping),
+    examined: dict[str, Callable[[], Report]] = {
+        "claim": lambda: _claim(chosen, observed),
+        "replay": lambda: replay.examine(chosen, clipping=clipping),
         "rows": rows.examine,
         "noise": lambda: noise.examine(observed()),
         "lots": lambda: lots.examine(observed()[0]),
-        "audit": lambda: _audit(method, canaries, seed, clipping),
+        "audit": lambda: _audit(chosen, canaries, seed, clipping),
     }
+    unknown = [name for name in checks if name not in examined]
+    if unknown:
+        raise ConfigError(f"check {unknown[0]!r} is unknown: choose from {', '.join(CHECKS)}.")
     reports = []
-    for name in CHECKS:
+    for name in checks:
         tell(name)
-        reports.append(_carried_out(name, checks[name]))
-    title = method.name or type(method).__name__
+        reports.append(_carried_out(name, examined[name]))
+    title = chosen.name or type(chosen).__name__
     return Verdict(title, tuple(reports), time.perf_counter() - begun, seed is not None)
 
 

@@ -14,7 +14,7 @@ from tests.support.audits import (
     VARIANTS,
     often,
 )
-from vestige.audit.attack.canary import audit
+from vestige.audit.attack import audit
 from vestige.methods import (
     Kalman,
 )
@@ -90,8 +90,8 @@ def test_an_audit_repeats_itself_with_a_seed_and_only_then():
         return audit("dp-sgd", noise_multiplier=1.5, steps=2, trials=200, seed=seed)
 
     first, again, fresh, other = one(5), one(5), one(None), one(None)
-    assert np.array_equal(first.evidence.scores, again.evidence.scores)
-    assert not np.array_equal(fresh.evidence.scores, other.evidence.scores)
+    assert np.array_equal(first.evidence.whole.scores, again.evidence.whole.scores)
+    assert not np.array_equal(fresh.evidence.whole.scores, other.evidence.whole.scores)
     assert first.seeded and not fresh.seeded
 
 

@@ -10,7 +10,8 @@ import pytest
 from tests.support.audits import (
     often,
 )
-from vestige.audit.attack.one_run import audit_one_run, guessing_bound
+from vestige.audit.attack import audit
+from vestige.audit.attack.one_run import guessing_bound
 from vestige.methods import (
     METHODS,
 )
@@ -30,7 +31,7 @@ def test_the_one_run_bound_fails_no_more_often_than_it_says():
 
 @pytest.mark.parametrize("method", ["dp-sgd", "fo", "sma", "dp-sam", "dp-ftrl", "geodp"])
 def test_the_one_run_audit_trains_the_real_engine_and_stays_below_the_claim(method):
-    result = audit_one_run(method, noise_multiplier=1.0, steps=12, trials=300, seed=5)
+    result = audit(method, mode="one-run", noise_multiplier=1.0, steps=12, trials=300, seed=5)
     assert result.mode == "one-run" and result.epsilon_lower_family is None
     if METHODS[method].private:
         assert 0 <= result.epsilon_lower <= result.epsilon_claimed
@@ -39,6 +40,6 @@ def test_the_one_run_audit_trains_the_real_engine_and_stays_below_the_claim(meth
 
 
 def test_the_one_run_audit_sees_a_run_with_little_noise():
-    result = audit_one_run("dp-sgd", noise_multiplier=0.2, trials=1000, seed=6)
+    result = audit("dp-sgd", mode="one-run", noise_multiplier=0.2, trials=1000, seed=6)
     assert 1 < result.epsilon_lower <= result.epsilon_claimed
     assert result.trials == 1000

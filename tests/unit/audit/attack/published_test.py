@@ -9,7 +9,7 @@ from tests.support.audits import (
     PUBLISHED,
 )
 from vestige import ConfigError
-from vestige.audit.attack.canary import audit
+from vestige.audit.attack import audit
 from vestige.audit.attack.published import tipping_norms
 from vestige.methods import (
     DPAdamAC,

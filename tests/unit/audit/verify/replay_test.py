@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from vestige.audit.verify.replay import replay, same
+from vestige.audit.verify import verify
+from vestige.audit.verify.replay import same
 from vestige.engine.run import Run
 
 
@@ -20,7 +21,7 @@ def test_a_run_that_stops_on_the_neighbour_alone_is_a_finding(monkeypatch):
             raise RuntimeError("there is a record less")
 
     monkeypatch.setattr(Run, "_release", short)
-    (finding,) = replay("dp-sgd")
+    (finding,) = verify("dp-sgd", checks=["replay"]).findings
     assert finding.what == "error on one side" and "there is a record less" in str(finding)
 
 
