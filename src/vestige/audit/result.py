@@ -117,7 +117,7 @@ def result_of(
 ) -> AuditResult:
     """What was found beside what the options and the engine say; `figures` may say otherwise."""
     rate = engine.plan.sample_rate
-    known = {
+    settings = {
         "method": options.chosen.name,
         "mode": options.mode,
         "epsilon_claimed": finite(engine.get_epsilon(options.delta)),
@@ -130,7 +130,7 @@ def result_of(
         "seeded": options.seed is not None,
         "evidence": evidence,
     }
-    return AuditResult(**known | figures)
+    return AuditResult(**settings | figures)
 
 
 def judge(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from vestige.engine.privacy_engine import PrivacyEngine
-from vestige.privacy.ledger import Event
+from vestige.privacy.events import Event
 from vestige.release.observer import Observer, Passage
 from vestige.release.query import Branch
 from vestige.sampling.loader import Batch
@@ -219,8 +219,4 @@ class Tape(Observer):
 
 def flat_charges(engine: PrivacyEngine) -> tuple[tuple[float, float], ...]:
     """The charges on the engine's ledger, one by one: (sampling rate, multiplier)."""
-    return tuple(
-        (event.sample_rate, event.noise_multiplier)
-        for event in engine.ledger.events
-        for _ in range(event.count)
-    )
+    return tuple(event.key for event in engine.ledger.events for _ in range(event.count))

@@ -131,10 +131,10 @@ class Charge:
         """The event at this noise; without noise nothing is hidden."""
         if not self.weight:
             return Event(self.sample_rate, 1 / self.beside if self.beside else math.inf, count)
-        own = noise / self.weight
-        if own and self.beside:
-            own = 1 / math.hypot(1 / own, self.beside)
-        return Event(self.sample_rate, own, count)
+        multiplier = noise / self.weight
+        if multiplier and self.beside:
+            multiplier = 1 / math.hypot(1 / multiplier, self.beside)
+        return Event(self.sample_rate, multiplier, count)
 
 
 def calibrate(

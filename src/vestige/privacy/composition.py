@@ -70,9 +70,13 @@ def _has_no_noise(events: Iterable[Event]) -> bool:
 @lru_cache(maxsize=4096)
 def cached_epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float:
     """The same for events that are `prepared` and have noise."""
+    import numpy as np
+    from dp_accounting import rdp
+
+    orders, curve = renyi_orders(), renyi(events)
     if accountant == "rdp_classic":
-        return _classic_epsilon(events, delta)
-    bound = _rdp_epsilon(events, delta)
+        return max(0.0, float((curve - math.log(delta) / (np.array(orders) - 1)).min()))
+    bound = max(0.0, float(rdp.compute_epsilon(orders, curve, delta)[0]))
     if accountant == "rdp" or bound > LARGEST_PLD_EPSILON or delta < SMALLEST_PLD_DELTA:
         return bound
     # Both are upper bounds at the same delta, so the smaller one is too.
@@ -173,20 +177,6 @@ def _filter_order(max_epsilon: float, delta: float) -> tuple[int, float]:
     )
     best = int(np.argmax(allowed / orders))  # where plain Gaussian releases could go on longest
     return best, float(allowed[best])
-
-
-def _rdp_epsilon(events: tuple[Event, ...], delta: float) -> float:
-    from dp_accounting import rdp
-
-    bound, _ = rdp.compute_epsilon(renyi_orders(), renyi(events), delta)
-    return max(0.0, float(bound))
-
-
-def _classic_epsilon(events: tuple[Event, ...], delta: float) -> float:
-    import numpy as np
-
-    bounds = renyi(events) - math.log(delta) / (np.array(renyi_orders()) - 1)
-    return max(0.0, float(bounds.min()))
 
 
 @contextmanager

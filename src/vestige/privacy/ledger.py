@@ -82,8 +82,8 @@ class Ledger:
         self.runs |= other.runs
         if other.file:  # engines on it that are not in this process any more have ended
             self._sessions |= dict.fromkeys(other.file.content.sessions, sys.maxsize)
-        for session, own in other._sessions.items():
-            self._sessions[session] = own if isinstance(own, int) else own.steps
+        for session, charges in other._sessions.items():
+            self._sessions[session] = charges if isinstance(charges, int) else charges.steps
         self.inherited = together([self.inherited, other.facts()])
 
     def spends(self, session: str, run: str, spending: Spending) -> None:
@@ -93,9 +93,9 @@ class Ledger:
 
     def has_all(self, session: str, charges: int) -> bool:
         """Whether these charges of an engine, all that it has made so far, are here."""
-        known = self._sessions.get(session, -1)
+        of_engine = self._sessions.get(session, -1)
         on_file = self.file is not None and session in self.file.content.sessions
-        return on_file or isinstance(known, Ledger) or charges <= known
+        return on_file or isinstance(of_engine, Ledger) or charges <= of_engine
 
     def facts(self, but: str = "") -> Facts:
         """What holds for all runs with a charge, without the one named `but`."""
@@ -107,8 +107,8 @@ class Ledger:
 
     def keep_in(self, file: LedgerFile) -> None:
         """From now on, have `file` behind this ledger, whose charges it has, if there are any."""
-        known = self._sessions and set(self._sessions) <= file.content.sessions
-        if self.file or (self._runs and not known):
+        same_engines = self._sessions and set(self._sessions) <= file.content.sessions
+        if self.file or (self._runs and not same_engines):
             raise PrivacyError(
                 f"this ledger already holds {self.steps} releases or has a file: name the file "
                 "before the first release."
@@ -182,9 +182,9 @@ class Ledger:
 
 def together(facts: Iterable[Facts]) -> Facts:
     """A claim over several runs is as weak as the weakest of theirs."""
-    known = list(facts)
+    every = list(facts)
     return Facts(
-        common_adjacency(one.adjacency for one in known), any(one.test_mode for one in known)
+        common_adjacency(one.adjacency for one in every), any(one.test_mode for one in every)
     )
 
 

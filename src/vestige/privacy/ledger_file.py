@@ -134,7 +134,7 @@ class LedgerFile:
             print(f"vestige: warning: {error}", file=sys.stderr)  # nobody is there to catch it
 
     def check(self) -> None:
-        """Refuse to go on with a file that was closed or belongs to another process."""
+        """Refuse a file that was closed, belongs to another process, or is not at its path."""
         if os.getpid() != self._process:
             raise PrivacyError(
                 f"this process was forked from one that has the ledger {str(self.path)!r}: two "
@@ -145,7 +145,12 @@ class LedgerFile:
                 f"the ledger {str(self.path)!r} was closed: make a new PrivacyEngine(ledger=...) "
                 "on it for a new run."
             )
-        self._check_place()
+        try:
+            there = self.path.stat()
+        except OSError:
+            raise self._gone("removed") from None
+        if not self.is_at(there):  # nobody will find what is written to this one
+            raise self._gone("replaced")
         if self._doubtful:
             # A write was interrupted: what is on the disk counts, and all of every open block.
             self._read()
@@ -159,15 +164,6 @@ class LedgerFile:
             if not same or now.open_end:
                 raise self._gone("changed")
             self._seen = self._stamp()
-
-    def _check_place(self) -> None:
-        """Refuse to charge a file that nobody will find at its path any more."""
-        try:
-            there = self.path.stat()
-        except OSError:
-            raise self._gone("removed") from None
-        if not self.is_at(there):
-            raise self._gone("replaced")
 
     def _gone(self, how: str) -> PrivacyError:
         return PrivacyError(

@@ -131,8 +131,8 @@ def chain(last: str, line: Mapping[str, Any]) -> str:
 
 def written(last: str, line: Mapping[str, Any]) -> tuple[bytes, str]:
     """The bytes of a line that follows the one with the hash `last`, and its own hash."""
-    own = chain(last, line)
-    return json.dumps({**line, "chain": own}, allow_nan=False).encode() + b"\n", own
+    own_hash = chain(last, line)
+    return json.dumps({**line, "chain": own_hash}, allow_nan=False).encode() + b"\n", own_hash
 
 
 def read(path: Path) -> Content:

@@ -33,8 +33,8 @@ class NoiseScale:
 
     def scaled(self, factor: float) -> NoiseScale:
         """The noise multiplied by a public factor."""
-        own = self.multipliers
-        return NoiseScale(self.joint * factor, own and tuple(s * factor for s in own))
+        each = self.multipliers
+        return NoiseScale(self.joint * factor, each and tuple(s * factor for s in each))
 
     @classmethod
     def shared(cls, noise_multiplier: float) -> NoiseScale:

@@ -8,11 +8,9 @@ Nothing here imports torch: a wrong option is answered at once.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    TypeAdapter,
     ValidationError,
 )
 from pydantic.fields import FieldInfo
@@ -63,7 +62,13 @@ class OneOf:
         return core_schema.literal_schema(list(self.choices))
 
 
-_KINDS = {int: "a whole number", float: "a finite number", str: "text", Path: "a path"}
+_KINDS = {
+    "integer": "a whole number",
+    "number": "a finite number",
+    "string": "text",
+    "path": "a path",
+    "boolean": "True or False",
+}
 
 
 class Options(BaseModel):
@@ -92,46 +97,27 @@ class Options(BaseModel):
 
 def rule(field: FieldInfo) -> str:
     """The values that a field takes, in words: "a whole number of at least 1"."""
-    kind, limits = _kind(field.annotation, field.metadata)
-    if "choices" in limits:
-        return f"one of {', '.join(limits['choices'])}"
-    if kind is bool:
-        return "True or False"
-    words = _KINDS.get(kind, "a value")
-    if "gt" in limits and "lt" in limits:
-        return f"a number strictly between {limits['gt']} and {limits['lt']}"
-    if "gt" in limits and "le" in limits:
-        return f"a number above {limits['gt']} and at most {limits['le']}"
-    if "ge" in limits and "lt" in limits:
-        return f"{words} from {limits['ge']} to {_power(limits['lt'])} - 1"
-    if "ge" in limits:
-        return f"{words} of at least {limits['ge']}"
-    return f"{words} above {limits['gt']}" if "gt" in limits else words
-
-
-def _power(limit: int) -> str:
-    """2^63 rather than its nineteen digits."""
-    exponent = limit.bit_length() - 1
-    return f"2^{exponent}" if limit == 2**exponent else str(limit)
-
-
-def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> tuple[Any, dict[str, Any]]:
-    """The type of a field without None and Annotated, and the limits of its values."""
-    parts = [p for m in metadata for p in (m.metadata if isinstance(m, FieldInfo) else [m])]
-    limits = {
-        name: getattr(part, name)
-        for part in parts
-        for name in ("gt", "ge", "lt", "le", "choices")
-        if getattr(part, name, None) is not None
-    }
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        kind, inner = _kind(arguments[0], arguments[1:])
-    elif origin in (Union, UnionType):  # the first form that is not None stands for the others
-        kind, inner = _kind(next(a for a in arguments if a is not NoneType))
-    else:
-        return annotation, limits
-    return kind, inner | limits
+    declared: Any = Annotated[field.annotation, "", *field.metadata]
+    limits = TypeAdapter(declared).json_schema()
+    # The first form that is not None stands for the others.
+    limits |= next((form for form in limits.get("anyOf", []) if form.get("type") != "null"), {})
+    if "enum" in limits:
+        return f"one of {', '.join(limits['enum'])}"
+    words = _KINDS.get(limits.get("format", limits.get("type", "")), "a value")
+    least, above = limits.get("minimum"), limits.get("exclusiveMinimum")
+    most, below = limits.get("maximum"), limits.get("exclusiveMaximum")
+    if above is not None and below is not None:
+        return f"a number strictly between {above} and {below}"
+    if above is not None:
+        return (
+            f"{words} above {above}"
+            if most is None
+            else f"a number above {above} and at most {most}"
+        )
+    if below is not None:
+        power = below.bit_length() - 1  # 2^63 rather than its nineteen digits
+        return f"{words} from {least} to {f'2^{power}' if below == 2**power else below} - 1"
+    return words if least is None else f"{words} of at least {least}"
 
 
 def _sentence(model: type[Options], error: ValidationError) -> str:

@@ -104,16 +104,12 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 def gaussian_mu(delta: float, epsilon: float) -> float:
     """The mu whose Gaussian mechanism has exactly this delta at this epsilon."""
-    low, high = 0.0, 1.0
+    from scipy.optimize import brentq
+
+    high = 1.0
     while gaussian_delta(high, epsilon) < delta:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        if gaussian_delta(middle, epsilon) < delta:
-            low = middle
-        else:
-            high = middle
-    return high
+        high *= 2
+    return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-15))
 
 
 def of_several_records(
@@ -133,9 +129,9 @@ def of_several_records(
         one = one_record(smaller) if smaller > 1e-300 else math.inf
         if one == math.inf:
             break
-        for records, known in best.items():
+        for records, bound in best.items():
             if math.log(smaller) + _log_growth(one, records) <= math.log(delta):
-                best[records] = min(known, records * one)
+                best[records] = min(bound, records * one)
     return best
 
 

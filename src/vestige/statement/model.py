@@ -384,7 +384,7 @@ def told(error: ValidationError) -> str:
             rule = "it must not be empty"
         case "value_error" if not place:
             return rule
-    shown = f"a {type(value).__name__}" if isinstance(value, list | dict) else repr(value)
-    if len(shown) > _LONGEST_VALUE:
-        shown = f"{shown[:_LONGEST_VALUE]}..."
-    return f"{place or 'the statement'} is {shown}: {rule}"
+    text = f"a {type(value).__name__}" if isinstance(value, list | dict) else repr(value)
+    if len(text) > _LONGEST_VALUE:
+        text = f"{text[:_LONGEST_VALUE]}..."
+    return f"{place or 'the statement'} is {text}: {rule}"

@@ -42,8 +42,8 @@ class Table:
         ]
         rule = ["---"] * len(self.headings)
         head = [in_markdown(heading) for heading in self.headings]
-        shown = [f"| {' | '.join(line)} |" for line in (head, *body)]
-        return "\n".join([shown[0], f"|{'|'.join(rule)}|", *shown[1:]])
+        rows = [f"| {' | '.join(line)} |" for line in (head, *body)]
+        return "\n".join([rows[0], f"|{'|'.join(rule)}|", *rows[1:]])
 
     def html(self) -> Markup:
         """The table in a frame that scrolls, with a name for those who reach it by keyboard.
@@ -60,17 +60,17 @@ class Table:
         from rich.table import Table as RichTable
 
         title = in_terminal(self.caption) or None
-        shown = RichTable(
+        table = RichTable(
             box=Box(_RULED), padding=0, show_edge=False, title=title, title_justify="left"
         )
         for place, heading in enumerate(self.headings):
             if place < self.words:
-                shown.add_column(in_terminal(heading), overflow="fold", min_width=10)
+                table.add_column(in_terminal(heading), overflow="fold", min_width=10)
             else:
-                shown.add_column(in_terminal(heading), justify="right", no_wrap=True)
+                table.add_column(in_terminal(heading), justify="right", no_wrap=True)
         for line in self.lines:
-            shown.add_row(*map(in_terminal, line))
-        return shown
+            table.add_row(*map(in_terminal, line))
+        return table
 
 
 @cache

@@ -75,9 +75,9 @@ def _value(value: Any) -> str:
     if isinstance(value, int | float):
         return _Fit(value if isinstance(value, int) else f"{value:g}")
     if isinstance(value, list):
-        shown = ", ".join(_value(item) for item in value[:_MOST_VALUES])
+        listed = ", ".join(_value(item) for item in value[:_MOST_VALUES])
         more = f", ... ({len(value)} values)" if len(value) > _MOST_VALUES else ""
-        return _Fit(shown + more)
+        return _Fit(listed + more)
     if isinstance(value, dict):
         return _Fit(", ".join(f"{in_markdown(key)} {_value(item)}" for key, item in value.items()))
     return _Fit(in_markdown(value))

@@ -56,11 +56,11 @@ def _family(
         signals, weighted = signals[:1], weighted[:1]
     family, labels, numbers = [], [], []
     for k, (signal, weight) in enumerate(zip(signals, weighted, strict=True)):
-        known = inside.copy()
-        known[k * every : (k + 1) * every] = False
+        elsewhere = inside.copy()
+        elsewhere[k * every : (k + 1) * every] = False
         norm: Array = (weight * signal).sum(axis=0)
         used: Flags = np.asarray(norm > 0)  # a place may come after the end of the run
-        score = (weight * (read - mu * known)).sum(axis=0)[used] / np.sqrt(norm[used])
+        score = (weight * (read - mu * elsewhere)).sum(axis=0)[used] / np.sqrt(norm[used])
         family.append(score)
         present: Flags = np.asarray(inside[k * every : (k + 1) * every].any(axis=0))
         labels.append(present[used])

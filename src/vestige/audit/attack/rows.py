@@ -12,9 +12,10 @@ Guarantee: the bound is Clopper and Pearson's on the error rates, free of assump
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import numpy as np
 from torch import Tensor
@@ -42,15 +43,9 @@ def batch_major(self: Rows, value: Tensor) -> Tensor:
     return value.squeeze(axis + 1) if value.shape[axis + 1] == 1 else value
 
 
-@contextmanager
-def misread() -> Iterator[None]:
+def misread() -> AbstractContextManager[Any]:
     """The engine with its rows read batch-major."""
-    original = Rows.first
-    Rows.first = batch_major  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Rows.first = original  # type: ignore[method-assign]
+    return mock.patch.object(Rows, "first", batch_major)
 
 
 def audit_rows(

@@ -112,8 +112,9 @@ def record(
 def compare(pair: Pair) -> list[Finding]:
     """Everything in which the two recordings differ more than they may."""
     first, second = pair.first, pair.second
+    theirs = public(second)
     findings = [
-        *_public(first, second),
+        *(f for what, ours in public(first).items() for f in _difference(what, ours, theirs[what])),
         *_moves(pair),
         *_counts(pair),
         *_measurements(first, second),
@@ -144,12 +145,6 @@ def public(recording: Recording) -> dict[str, list[Any]]:
         "optimizer and model state": recording.states,
         "saved state": [recording.state],
     }
-
-
-def _public(first: Recording, second: Recording) -> Iterable[Finding]:
-    theirs = public(second)
-    for what, ours in public(first).items():
-        yield from _difference(what, ours, theirs[what])
 
 
 def _difference(what: str, ours: list[Any], theirs: list[Any]) -> Iterable[Finding]:

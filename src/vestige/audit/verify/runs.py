@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -242,17 +244,10 @@ def entropy_from(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    drawn = 0
+    drawn = itertools.count(1)
 
     def token_bytes(count: int) -> bytes:
-        nonlocal drawn
-        drawn += 1
-        return hashlib.shake_256(f"vestige check {seed} {drawn}".encode()).digest(count)
+        return hashlib.shake_256(f"vestige check {seed} {next(drawn)}".encode()).digest(count)
 
-    place: Any = streams
-    original = place.secrets
-    place.secrets = SimpleNamespace(**vars(original) | {"token_bytes": token_bytes})
-    try:
+    with mock.patch.object(streams, "secrets", wraps=secrets, token_bytes=token_bytes):
         yield
-    finally:
-        place.secrets = original
