@@ -1,9 +1,8 @@
 """The tape: what an observer at the door writes down of a run of the real engine.
 
-One tape serves everybody. An attacker has it without sums: every release, less the branch of a
-memory, which whoever knows the method and all earlier releases can compute. The checks have it with
-sums: what went in, what came out, what it was charged, and what the loop could see afterwards. Such
-a recording reveals its records, so the checks make up theirs.
+An attacker has it without sums: every release, less the branch of a memory, which whoever knows the
+method and all earlier releases can compute. The checks have it with sums, and with what the loop
+could see afterwards. Such a recording reveals its records, so the checks make up theirs.
 
 Played with `frozen`, the looks of an earlier recording, their releases take the place of the new
 ones, and the noise that is drawn is another: who draws the noise of a release again, to take it

@@ -21,7 +21,7 @@ Forecast = Callable[[int], Sequence[Event]]
 
 
 class Account:
-    """What one run has reserved on a ledger file, and how much of it is used.
+    """The account of a run.
 
     `block` is the most releases that are reserved at a time. `forecast(n)` may tell the events of
     the next n lots; without it blocks of equal events grow as they are used up.

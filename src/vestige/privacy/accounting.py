@@ -1,10 +1,7 @@
 """From the ledger's events to epsilon, and from a target epsilon back to noise.
 
-Every release of Vestige is a Poisson-subsampled Gaussian with a known effective multiplier, so one
-question is enough: what (epsilon, delta) do these events compose to, when neighbouring datasets
-differ by one added or removed record? Three accountants answer it, each with an upper bound:
-``pld``, the tightest, ``rdp``, and ``rdp_classic``, with the conversion printed in the papers.
-composition.py says how each of them works and who it is due to.
+Every release of Vestige is a Poisson-subsampled Gaussian with a known effective multiplier.
+composition.py says how the three accountants compose them: each gives an upper bound.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The ledger: what a run has spent so far, in the order in which it was spent.
 
 Every release charges the ledger before its noise is drawn, so a crash between the two can only
-overstate the cost. The ledger is append-only: nothing takes a charge back, and a saved state is
-loaded into an empty ledger only. With a file behind it (ledger_file.py) a charge is on the disk
-before it returns. The ledger holds public numbers alone (sampling rate, noise, how often) and knows
-nothing of data, models or epsilon; accounting.py turns its events into epsilon.
+overstate the cost. It holds public numbers alone (sampling rate, noise, how often) and knows
+nothing of data, models or epsilon.
 """
 
 from __future__ import annotations

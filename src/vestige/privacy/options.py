@@ -1,8 +1,7 @@
 """Options as frozen models: type, range and help of each are declared once, in its field.
 
-The options of the command line, config.json, the tables of the docs and the error messages are
-derived from the fields. pydantic checks the values; this file says what is wrong in one sentence.
-Nothing here imports torch: a wrong option is answered at once.
+The command line, config.json, the docs and the error messages are derived from the fields. Nothing
+here imports torch: a wrong option is answered at once.
 """
 
 from __future__ import annotations

@@ -104,12 +104,16 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 def gaussian_mu(delta: float, epsilon: float) -> float:
     """The mu whose Gaussian mechanism has exactly this delta at this epsilon."""
-    from scipy.optimize import brentq
-
-    high = 1.0
+    low, high = 0.0, 1.0
     while gaussian_delta(high, epsilon) < delta:
-        high *= 2
-    return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-15))
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        if gaussian_delta(middle, epsilon) < delta:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def of_several_records(

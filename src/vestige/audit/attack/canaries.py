@@ -85,17 +85,17 @@ class Canaries:
         """The number of canaries, in or out."""
         return len(self.member)
 
-    def dataset(self) -> TensorDataset:
-        """Numbers (from 1 on) and weights of the records."""
-        numbers = torch.arange(1, self.count + 1)
+    def dataset(self, rows: Tensor) -> TensorDataset:
+        """Of the canaries' rows those that are in the data, and their weights."""
         weights = torch.from_numpy(self.member.astype(np.float32))
         chosen = torch.from_numpy(self.member | self.zeroed)
-        return TensorDataset(numbers[chosen], weights[chosen])
+        return TensorDataset(rows[chosen], weights[chosen])
 
     def target(self, options: AuditOptions) -> Target:
-        """What to train so that these canaries are attacked."""
+        """What to train so that these canaries are attacked; their numbers begin at 1."""
         model, batch = CanaryModel(self.count, options.layers), options.batch_size(options.records)
-        return Target(model, self.dataset(), loss, batch, options.declared)
+        data = self.dataset(torch.arange(1, self.count + 1))
+        return Target(model, data, loss, batch, options.declared)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
+from vestige.audit.attack.canaries import Canaries
 from vestige.audit.attack.training import Target, Tell, as_numpy, attack, coins
 from vestige.audit.bounds import Array, Cut, Flags, Trials, one_run_epsilon
 from vestige.audit.options import AuditOptions
@@ -36,15 +36,13 @@ def attacked(options: AuditOptions, tell: Tell) -> AuditResult:
     else:
         noise, published = options.published(batch / records)
     rng = coins(options)
-    member = rng.random(trials) < 0.5
+    canaries = Canaries.tossed(trials, rng, options.zeroed)
     x = torch.from_numpy(rng.choice([-1.0, 1.0], size=(trials, FEATURES)).astype(np.float32))
     y = torch.from_numpy(rng.integers(CLASSES, size=trials))
     model = network()
     before = _losses(model, x, y)
     # A record is one row: its input and, behind it, its label. An empty lot has weight zero.
-    rows, weights = torch.cat([x, y[:, None].float()], dim=1), torch.from_numpy(member).float()
-    kept = torch.from_numpy(member | options.zeroed)
-    data = TensorDataset(rows[kept], weights[kept])
+    data = canaries.dataset(torch.cat([x, y[:, None].float()], dim=1))
     run = attack(
         options,
         Target(model, data, _row_losses, batch, options.declared),
@@ -53,11 +51,12 @@ def attacked(options: AuditOptions, tell: Tell) -> AuditResult:
     )
     tell("bounds", steps, steps)
     scores = as_numpy(before - _losses(model, x, y))
-    lower, cut = guessing_bound(scores, member, options.delta, options.confidence)
+    trials_of_all = Trials(scores, canaries.member, np.zeros(trials, dtype=np.bool_))
+    lower, cut = guessing_bound(scores, canaries.member, options.delta, options.confidence)
     return result_of(
         options,
         run.engine,
-        Evidence(Trials(scores, member, np.zeros(trials, dtype=np.bool_)), cut),
+        Evidence(trials_of_all, cut),
         epsilon_lower=lower,
         epsilon_published=published,
         sample_rate=batch / records,

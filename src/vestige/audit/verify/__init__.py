@@ -1,6 +1,4 @@
-"""Verify a method class: the replay, rows, the law of the noise, the lots, the canaries' attack.
-
-`load("MODULE:factory")` finds the method, `verify(method)` runs every check that Vestige runs on
+"""`load("MODULE:factory")` finds a method, `verify(method)` runs every check that Vestige runs on
 its own methods, on the real engine with small data of its own:
 
     claim    it claims a guarantee, and what it plans to be charged is what a run is charged

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from vestige.audit.tape import Tape
+from vestige.audit.tape import Recording, Tape
 from vestige.engine.privacy_engine import PrivacyEngine
 from vestige.errors import ConfigError
 
@@ -90,12 +90,12 @@ def sensitivity(
         )
     options |= {"max_grad_norm": max_grad_norm, "dataset_size": size - 1}
 
-    def total(kept: list[int]) -> _Sum:
+    def total(kept: list[int]) -> Recording:
         loader = DataLoader(Subset(dataset, kept), batch_size=size - 1, collate_fn=collate_fn)
         return _clipped_sum(module, loader, losses, options)
 
     whole = total(everybody)
-    apart = max(whole.apart(total(everybody)))
+    apart = max(_apart(whole, total(everybody)))
     if apart > _REPEATABLE:
         raise ConfigError(
             f"two sums of the same records are {apart:.3g} times the bound apart: the model draws "
@@ -103,32 +103,25 @@ def sensitivity(
         )
     moved = []
     for record in chosen:
-        joint, *groups = whole.apart(total([i for i in everybody if i != record]))
+        joint, *groups = _apart(whole, total([i for i in everybody if i != record]))
         moved.append(Moved(record, joint, tuple(groups)))
     return sorted(moved, key=lambda one: -one.ratio)
 
 
-@dataclass(frozen=True)
-class _Sum:
-    """A clipped sum as it left the door."""
-
-    values: Tensor
-    bounds: tuple[float, ...]
-    segments: list[slice]
-
-    def apart(self, other: _Sum) -> list[float]:
-        """The distance of two sums in units of the bounds: jointly, then in every group."""
-        difference = self.values - other.values
-        groups = [
-            float(difference[segment].norm()) / bound
-            for segment, bound in zip(self.segments, self.bounds, strict=True)
-        ]
-        return [float(difference.norm()) / math.hypot(*self.bounds), *groups]
+def _apart(one: Recording, other: Recording) -> list[float]:
+    """The distance of two sums in units of the bounds: jointly, then in every group."""
+    difference = one.looks[0].values.double() - other.looks[0].values.double()
+    bounds = one.looks[0].bounds
+    groups = [
+        float(difference[segment].norm()) / bound
+        for segment, bound in zip(one.segments, bounds, strict=True)
+    ]
+    return [float(difference.norm()) / math.hypot(*bounds), *groups]
 
 
 def _clipped_sum(
     module: nn.Module, data: DataLoader[Any], losses: Losses, options: dict[str, Any]
-) -> _Sum:
+) -> Recording:
     """The first lot of a run without noise that takes all records."""
     model = copy.deepcopy(module)
     engine = PrivacyEngine()
@@ -151,7 +144,6 @@ def _clipped_sum(
                 optimizer.step()
                 if tape.seen.looks:  # a lot may come in several physical batches
                     break
-        look = tape.seen.looks[0]
-        return _Sum(look.values.double(), look.bounds, tape.seen.segments)
+        return tape.seen
     finally:
         engine.detach()

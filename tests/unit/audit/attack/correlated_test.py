@@ -20,7 +20,10 @@ def test_whitened_scores_are_standard_without_the_canary_and_shifted_with_it(nam
     _, (scores, inside, _) = correlated_scores(options, run, canaries, 2.0)
     assert standard(scores[~inside])
     shift = scores[inside]
-    planned = max(charge.weight for charge in options.charges(len(canaries.dataset()))) / 2.0
+    planned = (
+        max(charge.weight for charge in options.charges(len(canaries.target(options).dataset)))
+        / 2.0
+    )
     assert shift.var() < 1.3
     assert 0.3 * planned < shift.mean() < planned * 1.05
 
