@@ -69,7 +69,11 @@ def costs(
     infinite). "marginal_epsilon" is what one group alone would cost: the figure of the papers, a
     diagnostic, since a reader of the model sees all groups.
     """
-    delta, beta, groups = accounting.check_delta(delta), accounting.check_beta(beta), whole(groups)
+    delta, beta, groups = (
+        accounting.check_delta(delta),
+        accounting.check_beta(beta),
+        check_groups(groups),
+    )
     if (noise_multiplier is None) == (group_noise_multiplier is None):
         given = "neither" if noise_multiplier is None else "both"
         raise ConfigError(
@@ -114,11 +118,10 @@ def costs(
     return report
 
 
-def whole(groups: int) -> int:
+def check_groups(groups: int) -> int:
     """A number of clipping groups, or ConfigError."""
     rule = "a whole number >= 1: give the number of clipping groups"
-    holds = accounting.checked("groups", groups, lambda n: is_whole(n) and n >= 1, rule)
-    return int(holds)
+    return int(accounting.checked("groups", groups, lambda n: is_whole(n) and n >= 1, rule))
 
 
 def _finite_noise(name: str, noise: float | None) -> float:

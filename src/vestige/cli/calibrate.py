@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from vestige.checks import check_count, round_up
-from vestige.cli.budget import whole
+from vestige.cli.budget import check_groups
 from vestige.cli.options import Accountant, Beta, Delta, Groups, Json, Rate, Steps
 from vestige.cli.render import pairs, print_json
 from vestige.privacy import accounting
@@ -57,7 +57,7 @@ def solved(
 
     Guarantee: that of `accounting.calibrate`.
     """
-    groups = whole(groups)
+    groups = check_groups(groups)
     calibration = accounting.calibrate(epsilon, delta, sample_rate, steps, accountant, beta)
     noise = calibration.noise_multiplier
     return {
