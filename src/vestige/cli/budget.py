@@ -74,22 +74,8 @@ def costs(
         accounting.check_beta(beta),
         check_groups(groups),
     )
-    if (noise_multiplier is None) == (group_noise_multiplier is None):
-        given = "neither" if noise_multiplier is None else "both"
-        raise ConfigError(
-            f"{given} of noise_multiplier and group_noise_multiplier given: give exactly one, the "
-            "joint multiplier or the multiplier inside each group"
-        )
-    if noise_multiplier is not None:
-        if groups > 1:
-            raise ConfigError(
-                f"groups {groups} needs group_noise_multiplier: a joint noise_multiplier already "
-                "covers all groups, so leave groups out or give the multiplier of each group"
-            )
-        joint = _finite_noise("noise_multiplier", noise_multiplier)
-    else:
-        group_noise_multiplier = _finite_noise("group_noise_multiplier", group_noise_multiplier)
-        joint = group_noise_multiplier / math.sqrt(groups)
+    joint = _joint_noise(noise_multiplier, group_noise_multiplier, groups)
+    own = None if group_noise_multiplier is None else float(group_noise_multiplier)
 
     def epsilons(multiplier: float) -> dict[str, float | None]:
         event = Event(sample_rate, multiplier / beta, steps)
@@ -102,7 +88,7 @@ def costs(
     report: dict[str, Any] = {
         "sigma_eff": joint / beta,
         "noise_multiplier": joint,
-        "group_noise_multiplier": group_noise_multiplier,
+        "group_noise_multiplier": own,
         "groups": groups,
         "beta": beta,
         "sample_rate": float(sample_rate),
@@ -112,10 +98,28 @@ def costs(
         "guarantee": "none" if None in joint_epsilon.values() else accounting.GUARANTEE,
         "marginal_epsilon": None,
     }
-    if group_noise_multiplier is not None and groups > 1:
-        report["marginal_epsilon"] = epsilons(group_noise_multiplier)
+    if own is not None and groups > 1:
+        report["marginal_epsilon"] = epsilons(own)
         report["marginal_note"] = accounting.MARGINAL_NOTE
     return report
+
+
+def _joint_noise(joint: float | None, of_group: float | None, groups: int) -> float:
+    """The multiplier of all groups together, from the one of the two that is given."""
+    if (joint is None) == (of_group is None):
+        given = "neither" if joint is None else "both"
+        raise ConfigError(
+            f"{given} of noise_multiplier and group_noise_multiplier given: give exactly one, the "
+            "joint multiplier or the multiplier inside each group"
+        )
+    if of_group is not None:
+        return _finite_noise("group_noise_multiplier", of_group) / math.sqrt(groups)
+    if groups > 1:
+        raise ConfigError(
+            f"groups {groups} needs group_noise_multiplier: a joint noise_multiplier already "
+            "covers all groups, so leave groups out or give the multiplier of each group"
+        )
+    return _finite_noise("noise_multiplier", joint)
 
 
 def check_groups(groups: int) -> int:
