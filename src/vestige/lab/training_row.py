@@ -117,7 +117,12 @@ def plain_rows(tasks: Sequence[Task], device: str, watch: Watch | None = None) -
             "optimizer": "Adam" if reading.adam else "SGD",
             "steps": reading.steps,
             "seconds": seconds,
-            "curve": {"epoch": list(range(1, reading.epochs + 1)), "accuracy": curve},
+            "curve": {
+                "epoch": list(range(1, reading.epochs + 1)),
+                "accuracy": curve,
+                "loss": [None] * reading.epochs,
+                "epsilon": [None] * reading.epochs,
+            },
             "diagnostics": None,
             **machine,
         }

@@ -82,7 +82,7 @@ class _TrainingRow(Checked):
     final_accuracy: Finite
     best_accuracy: Finite
     seconds: Finite
-    delta: Finite
+    delta: Finite | None
     lr: Finite
     epsilon: Finite | None
     epsilon_marginal: Finite | None
@@ -103,7 +103,8 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> None:
     """ConfigError for the first row that a report could not be made of."""
     for row in rows:
         config = row.get("config")
-        model = _StudyRow if isinstance(config, dict) and "kind" in config else _TrainingRow
+        study = isinstance(config, dict) and config.get("kind") == "direction-error"
+        model = _StudyRow if study else _TrainingRow
         try:
             model.model_validate(row)
         except ValidationError as error:
