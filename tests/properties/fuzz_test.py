@@ -631,7 +631,7 @@ READERS = {
         make_run("model.pt"), of_folder(write_run), share=0.01, writes=PAGES, tolerant=True
     ),
     "statement": Reader(make_run("statement.json"), of_folder(markdown_of)),
-    "weights": Reader(make_weights, lambda path: examine(Request(str(path))).layers),
+    "weights": Reader(make_weights, lambda path: examine(Request(target=str(path))).layers),
     "ledger": Reader(make_ledger, ledger_file.read, accepted=check_nothing_forgotten),
     "ledger under a right chain": Reader(make_ledger, ledger_file.read, sealed=sealed_ledger),
     "checkpoint": Reader(make_checkpoint, checkpoint.read),
@@ -755,7 +755,7 @@ def test_no_pickle_is_run(kind: str, tmp_path: Path) -> None:
         whole = make_checkpoint(tmp_path).read_bytes()
         path.write_bytes(sealed_checkpoint(path.read_bytes(), whole))
     readers = {
-        "torch file": lambda: examine(Request(str(path))),
+        "torch file": lambda: examine(Request(target=str(path))),
         "checkpoint": lambda: checkpoint.read(path),
     }
     with pytest.raises(VestigeError):

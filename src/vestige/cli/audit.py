@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from vestige.audit.options import AuditOptions
 from vestige.checks import round_down, round_up
 from vestige.cli.options import Json, options_of
-from vestige.cli.render import pairs, print_json
+from vestige.cli.render import print_json, print_pairs
 from vestige.files import write_whole
 
 if TYPE_CHECKING:
@@ -76,16 +77,10 @@ def _places(out: Path | None) -> tuple[Path | None, Path | None]:
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr where that is a terminal; it leaves nothing behind."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
     with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
+        *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda what, done, total: bar.update(
@@ -94,37 +89,29 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _print(result: AuditResult) -> None:
-    table = pairs()
     how = f"{result.trials} canaries, {result.steps} steps, rate {result.sample_rate:g}"
-    table.add_row("attacked", f"{result.method}, {result.mode}: {how}")
-    claim = result.epsilon_claimed
-    pair = f"delta {result.delta:g}"
-    table.add_row("claimed", "none" if claim is None else f"epsilon {round_up(claim)}, {pair}")
-    if result.epsilon_published is not None:
-        table.add_row("published", f"epsilon {round_up(result.epsilon_published)}, {pair}")
-    level = f"at {result.level} confidence"
-    table.add_row(
-        "at least", f"epsilon {round_down(result.epsilon_lower)}, free of assumptions, {level}"
-    )
+    pair, level = f"delta {result.delta:g}", f"at {result.level} confidence"
+    claim, published = result.epsilon_claimed, result.epsilon_published
+    told = [
+        ("attacked", f"{result.method}, {result.mode}: {how}"),
+        ("claimed", "none" if claim is None else f"epsilon {round_up(claim)}, {pair}"),
+    ]
+    if published is not None:
+        told.append(("published", f"epsilon {round_up(published)}, {pair}"))
+    free = round_down(result.epsilon_lower)
+    told.append(("at least", f"epsilon {free}, free of assumptions, {level}"))
     if result.epsilon_lower_family is not None:
-        family = (
-            f"epsilon {round_down(result.epsilon_lower_family)}, through the mechanism's family"
-        )
-        table.add_row("", f"{family}, {level}")
-    table.add_row("noise", f"multiplier {result.noise_multiplier:.4g}{_allowed(result)}")
-    table.add_row("time", f"{result.seconds:.1f} s")
-    for note in result.notes:
-        table.add_row("note", note)
-    Console(highlight=False).print(table)
+        family = round_down(result.epsilon_lower_family)
+        told.append(("", f"epsilon {family}, through the mechanism's family, {level}"))
+    noise = f"multiplier {result.noise_multiplier:.4g}"
+    if result.noise_multiplier_attacked is not None:
+        upper = result.noise_multiplier_upper
+        most = "any" if upper is None else f"at most {upper:.4g}"
+        attacked = result.noise_multiplier_attacked
+        noise += f"; effective {attacked:.4g}, and the trials allow {most}"
+    told += [("noise", noise), ("time", f"{result.seconds:.1f} s")]
+    print_pairs(told + [("note", note) for note in result.notes])
     typer.echo(verdict(result))
-
-
-def _allowed(result: AuditResult) -> str:
-    attacked, upper = result.noise_multiplier_attacked, result.noise_multiplier_upper
-    if attacked is None:
-        return ""
-    most = "any" if upper is None else f"at most {upper:.4g}"
-    return f"; effective {attacked:.4g}, and the trials allow {most}"
 
 
 def verdict(result: AuditResult) -> str:

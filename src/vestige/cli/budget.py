@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from vestige.checks import check_count, finite, is_whole, round_up
-from vestige.cli.options import Beta, Delta, Groups, Json, Rate, Steps
+from vestige.checks import finite, is_whole, round_up
+from vestige.cli.options import Beta, Delta, Groups, Json, Rate, Steps, options_of
 from vestige.cli.render import print_json
 from vestige.errors import ConfigError
 from vestige.privacy import accounting
 from vestige.privacy.events import Event
+from vestige.privacy.options import Options
 
 
-def budget(
-    sample_rate: Rate,
-    steps: Steps,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="The joint multiplier, as make_private takes it.")
-    ] = None,
-    delta: Delta = 1e-5,
-    beta: Beta = 1.0,
-    group_noise_multiplier: Annotated[
-        float | None,
-        typer.Option(help="The papers' form instead: the multiplier inside each of --groups."),
-    ] = None,
-    groups: Groups = 1,
-    as_json: Json = False,
-) -> None:
+class Releases(Options):
+    """The releases whose epsilon is asked for."""
+
+    sample_rate: Rate
+    steps: Steps
+    noise_multiplier: float | None = Field(
+        default=None, description="The joint multiplier, as make_private takes it."
+    )
+    delta: Delta = 1e-5
+    beta: Beta = 1.0
+    group_noise_multiplier: float | None = Field(
+        default=None,
+        description="The papers' form instead: the multiplier inside each of --groups.",
+    )
+    groups: Groups = 1
+
+
+@options_of(Releases)
+def budget(releases: Releases, as_json: Json = False) -> None:
     """Print epsilon of that many releases under every accountant."""
-    steps, noises = check_count("steps", steps), (noise_multiplier, group_noise_multiplier)
-    report = costs(sample_rate, steps, delta, *noises, beta=beta, groups=groups)
+    report = costs(**dict(releases))
     if as_json:
         print_json(report)
         return

@@ -4,43 +4,45 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from rich.console import Console
+from pydantic import Field
 
-from vestige.checks import check_count, round_up
+from vestige.checks import round_up
 from vestige.cli.budget import check_groups
-from vestige.cli.options import Accountant, Beta, Delta, Groups, Json, Rate, Steps
-from vestige.cli.render import pairs, print_json
+from vestige.cli.options import Beta, Delta, Groups, Json, Rate, Steps, options_of
+from vestige.cli.render import print_json, print_pairs
 from vestige.privacy import accounting
+from vestige.privacy.options import Accountant, Options
 
 
-def calibrate(
-    epsilon: Annotated[float, typer.Option(help="The epsilon to stay within.")],
-    sample_rate: Rate,
-    steps: Steps,
-    delta: Delta = 1e-5,
-    beta: Beta = 1.0,
-    groups: Groups = 1,
-    accountant: Accountant = "pld",
-    as_json: Json = False,
-) -> None:
+class Target(Options):
+    """The epsilon that the noise is asked for, and the releases that reach it."""
+
+    epsilon: float = Field(description="The epsilon to stay within.")
+    sample_rate: Rate
+    steps: Steps
+    delta: Delta = 1e-5
+    beta: Beta = 1.0
+    groups: Groups = 1
+    accountant: Accountant = "pld"
+
+
+@options_of(Target)
+def calibrate(target: Target, as_json: Json = False) -> None:
     """Print the noise multiplier that keeps a run within epsilon."""
-    target = (epsilon, delta, sample_rate, check_count("steps", steps))
-    report = solved(*target, beta=beta, groups=groups, accountant=accountant)
+    report = solved(**dict(target))
     if as_json:
         print_json(report)
         return
-    table = pairs()
-    joint = round_up(report["noise_multiplier"], 6)
-    table.add_row("noise multiplier", f"{joint}  (joint: for train)")
+    told = [("noise multiplier", f"{round_up(report['noise_multiplier'], 6)}  (joint: for train)")]
     if report["groups"] > 1:
         per_group = round_up(report["group_noise_multiplier"], 6)
-        table.add_row("in each group", f"{per_group}  ({report['groups']} groups)")
+        told.append(("in each group", f"{per_group}  ({report['groups']} groups)"))
     reached = f"{round_up(report['epsilon'], 4)} at delta {report['delta']:g}"
-    table.add_row("epsilon reached", f"{reached}  ({report['accountant']})")
-    Console().print(table)
+    print_pairs(
+        [*told, ("epsilon reached", f"{reached}  ({report['accountant']})")], highlight=True
+    )
 
 
 def solved(

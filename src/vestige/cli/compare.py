@@ -16,33 +16,21 @@ from vestige.lab import comparison
 from vestige.train.config import TrainConfig
 from vestige.train.training import Progress
 
+SHARED = "dataset model delta accountant lot epochs clip clipping lr device data_dir".split()
+
 
 @options_of(
     TrainConfig,
-    only=(
-        "dataset",
-        "model",
-        "delta",
-        "accountant",
-        "lot",
-        "epochs",
-        "clip",
-        "clipping",
-        "lr",
-        "device",
-        "data_dir",
-        "train_size",
-        "test_size",
-    ),
+    only=(*SHARED, "train_size", "test_size"),
     forms={
         "clip": Form(help="Clipping norm."),
         "lr": Form(help="One learning rate for all. Default: each method's own."),
     },
 )
 def compare(
-    base: TrainConfig,
     methods: Annotated[str, typer.Option(help="The methods to compare, with commas.")],
     epsilon: Annotated[float, typer.Option(help="The epsilon of one run.")],
+    base: TrainConfig,
     match: Annotated[
         str,
         typer.Option(
@@ -60,14 +48,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run every method with every seed, and print the comparison."""
-    study = comparison.Study(
-        methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
-        epsilon=epsilon,
-        base=base,
-        match=match,
-        tune=tune,
-        seeds=seeds,
-    )
+    names = tuple(name.strip() for name in methods.split(",") if name.strip())
+    study = comparison.Study(names, epsilon, base, match, tune, seeds)
     with Console(stderr=True).status("starting") as status:
 
         def tell(name: str, progress: Progress) -> None:

@@ -5,8 +5,8 @@
         ...
 
 The name, the type, the default and the help of an option are those of its field, and the model
-checks the values: the command gets the model as its first argument. pydantic-settings can read a
-model from a command line too, but not beside arguments and options of typer.
+checks the values. pydantic-settings reads a model from a command line too, but not beside arguments
+and options of typer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
 from vestige.privacy import options
@@ -32,14 +32,17 @@ def help_of(declared: Any) -> str | None:
     return FieldInfo.from_annotation(declared).description
 
 
-# Options that several commands share beside the fields of their models.
+# Options that several commands have. Their ranges are the accounting's, which says more about them.
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
-Delta = Annotated[float, typer.Option(help=help_of(options.Delta))]
-Accountant = Annotated[str, typer.Option(help=help_of(options.Accountant))]
-Rate = Annotated[float, typer.Option(help=help_of(options.SampleRate))]
-Steps = Annotated[int, typer.Option(help="Number of releases (lots).")]
-Beta = Annotated[float, typer.Option(help="Weight of the lot's own sum in a release, (0, 1].")]
-Groups = Annotated[int, typer.Option(help="Number of clipping groups.")]
+Delta = Annotated[
+    float,
+    typer.Option(help=help_of(options.Delta)),
+    Field(description=help_of(options.Delta)),
+]
+Rate = Annotated[float, Field(description=help_of(options.SampleRate))]
+Steps = Annotated[int, Field(ge=1, description="Number of releases (lots).")]
+Beta = Annotated[float, Field(description="Weight of the lot's own sum in a release, (0, 1].")]
+Groups = Annotated[int, Field(description="Number of clipping groups.")]
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Form:
     """How a field is written on the command line where that differs from the field itself.
 
     `parse` makes the field's value from what typer has read as `kind`. None leaves what the field
-    says.
+    says. An `argument` has no name.
     """
 
     kind: Any = None
@@ -55,6 +58,7 @@ class Form:
     name: str | None = None
     metavar: str | None = None
     help: str | None = None
+    argument: bool = False
 
 
 def options_of(
@@ -64,10 +68,9 @@ def options_of(
     without: Iterable[str] = (),
     forms: Mapping[str, Form] | None = None,
 ) -> Callable[[Command], Command]:
-    """A decorator: the first parameter of a command, a `model`, becomes one option for each field.
+    """A decorator: the parameter of a command that is a `model` becomes one option for each field.
 
-    The fields are all, or `only` some, `without` others. Parameters of the command that have no
-    default stand before them in the help, those that have one behind.
+    The fields are all, or `only` some, `without` others. They stand where the parameter stood.
     """
     left_out, chosen = set(without), set(model.model_fields if only is None else only)
     names = [name for name in model.model_fields if name in chosen - left_out]
@@ -75,11 +78,14 @@ def options_of(
     derived = [_parameter(name, model.model_fields[name], written[name]) for name in names]
 
     def decorate(command: Command) -> Command:
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        keyword = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-        required = [one for one in keyword if one.default is inspect.Parameter.empty]
-        others = [one for one in keyword if one not in required]
-        parameters = [*required, *derived, *others]
+        parameters: list[inspect.Parameter] = []
+        place = ""
+        for one in inspect.signature(command, eval_str=True).parameters.values():
+            if one.annotation is model:
+                place = one.name
+                parameters += derived
+            else:
+                parameters.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
@@ -87,7 +93,7 @@ def options_of(
             for name, form in written.items():
                 value = values.pop(name)
                 given[name] = form.parse(value) if form.parse else value
-            command(model(**given), **values)
+            command(**{place: model(**given)}, **values)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -99,9 +105,10 @@ def options_of(
 def _parameter(name: str, field: FieldInfo, form: Form) -> inspect.Parameter:
     """The parameter that typer makes an option of."""
     kind = _typed(field.annotation) if form.kind is None else form.kind
+    told: dict[str, Any] = {"help": form.help or field.description, "metavar": form.metavar}
     # A flag has no opposite: the default is what it would say.
     spelled = form.name or f"--{name.replace('_', '-')}"
-    info = typer.Option(spelled, help=form.help or field.description, metavar=form.metavar)
+    info = typer.Argument(**told) if form.argument else typer.Option(spelled, **told)
     default: Any = inspect.Parameter.empty
     if not field.is_required():
         default = field.get_default(call_default_factory=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -101,30 +102,29 @@ def print_run(result: dict[str, Any], as_json: bool, ledger: Path | None) -> Non
         raise typer.Exit(INTERRUPTED)
 
 
-def print_result(result: dict[str, Any]) -> None:
+def print_result(result: Mapping[str, Any]) -> None:
     """What a training run came to."""
-    table = pairs()
-    table.add_row("accuracy", f"{result['accuracy']:.2%}  on the held-out split")
-    table.add_row("loss", _loss(result["loss"]))
+    told = [
+        ("accuracy", f"{result['accuracy']:.2%}  on the held-out split"),
+        ("loss", _loss(result["loss"])),
+    ]
     if "averaged_accuracy" in result:
-        table.add_row("averaged", f"{result['averaged_accuracy']:.2%}  with averaged weights")
+        told.append(("averaged", f"{result['averaged_accuracy']:.2%}  with averaged weights"))
     if "train_loss_outside_guarantee" in result:
         loss = _loss(result["train_loss_outside_guarantee"])
-        table.add_row("training loss", f"{loss}  outside the guarantee")
-    if result["guarantee"] == "none":
-        table.add_row("privacy", "no guarantee: epsilon is infinite")
-    else:
+        told.append(("training loss", f"{loss}  outside the guarantee"))
+    privacy = "no guarantee: epsilon is infinite"
+    if result["guarantee"] != "none":
         pair = f"(epsilon {round_up(result['epsilon'])}, delta {result['delta']:g})"
-        how = f"{result['adjacency']}, {result['accountant']}"
-        table.add_row("privacy", f"{pair}  {in_terminal(how)}")
+        how = in_terminal(f"{result['adjacency']}, {result['accountant']}")
+        privacy = f"{pair}  {how}"
+    told.append(("privacy", privacy))
     noise = f"multiplier {result['noise_multiplier']:.4g}"
     if isinstance(result["beta"], float) and result["beta"] < 1:
         accounted = result["noise_multiplier"] / result["beta"]
         noise += f", accounted at {accounted:.4g} (beta {result['beta']:g})"
-    table.add_row("noise", f"{noise}, {result['steps']} steps")
-    for caveat in result["caveats"]:
-        table.add_row("note", in_terminal(caveat))
-    Console(highlight=False).print(table)
+    told.append(("noise", f"{noise}, {result['steps']} steps"))
+    print_pairs(told + [("note", in_terminal(caveat)) for caveat in result["caveats"]])
     # Never wrapped: it is there to be copied.
     typer.echo(f"run folder  {printable(result['folder'])}")
 
@@ -137,11 +137,13 @@ def wide_console(width: int = 200, highlight: bool = False) -> Console:
     return console
 
 
-def pairs() -> Table:
-    """A table of names and values without lines."""
+def print_pairs(pairs: Iterable[tuple[str, str]], highlight: bool = False) -> None:
+    """Names and values in two columns, without lines."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
-    return table
+    for name, value in pairs:
+        table.add_row(name, value)
+    Console(highlight=highlight).print(table)
 
 
 def _epsilon(value: float | None) -> str:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from vestige.errors import VestigeError
 from vestige.lab import catalogue
-from vestige.lab.grid import COLUMNS
 from vestige.lab.progress import best_display
-from vestige.lab.runner import RESULTS, Request, reproduce, what_next
+from vestige.lab.runner import RESULTS, Request, RunOptions, reproduce, what_next
 
 
 def _arguments() -> argparse.Namespace:
@@ -23,13 +22,13 @@ def _arguments() -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("names", nargs="*", help="experiments, or all")
     parser.add_argument("--list", action="store_true", help="the experiments and their rows")
-    parser.add_argument("--quick", action="store_true", help="a smoke run, kept apart")
-    parser.add_argument("--seeds", type=int, help="another number of seeds")
-    parser.add_argument("--workers", type=int, default=1, help="processes that share the rows")
-    parser.add_argument("--out", type=Path, help="the folder with rows.jsonl")
-    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N, for all rows")
-    parser.add_argument("--column", choices=[*COLUMNS, "both"], default="both")
-    parser.add_argument("--minutes", type=float, help="start no row that would end later")
+    for name, field in RunOptions.model_fields.items():
+        told = {"help": field.description, "default": field.default}
+        if field.annotation is bool:
+            parser.add_argument(f"--{name}", action="store_true", **told)
+        else:
+            kind = {"seeds": int, "workers": int, "out": Path, "minutes": float}.get(name, str)
+            parser.add_argument(f"--{name}", type=kind, **told)
     parser.add_argument("--merge", type=Path, help="add the rows of another rows.jsonl to OUT")
     parser.add_argument("--report", type=Path, help="make the tables of a results folder again")
     return parser.parse_args()
@@ -66,16 +65,8 @@ def _answer(arguments: argparse.Namespace) -> int:
         for path in report(arguments.report):
             print(path)
         return 0
-    request = Request(
-        experiments=tuple(catalogue.chosen(arguments.names)),
-        out=arguments.out,
-        quick=arguments.quick,
-        seeds=arguments.seeds,
-        workers=arguments.workers,
-        device=arguments.device,
-        column=arguments.column,
-        minutes=arguments.minutes,
-    )
+    options = {name: getattr(arguments, name) for name in RunOptions.model_fields}
+    request = Request(experiments=tuple(catalogue.chosen(arguments.names)), **options)
     outcome = reproduce(request, best_display())
     for sentence in what_next(request, outcome):
         print(sentence, file=sys.stderr)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vestige.errors import ConfigError
 from vestige.lab.definition import Experiment, FairArm
 from vestige.lab.readings import Reading
 from vestige.lab.setting import Config, RunSetting, config_hash
@@ -45,15 +44,6 @@ class Task:
         if self.role == "tuning" and self.run is not None:
             parts.append(f"tuning lr {self.run.lr:g}")
         return ", ".join(parts)
-
-
-def chosen_columns(column: str) -> tuple[str, ...]:
-    """The columns that "published", "fair" or "both" stand for."""
-    if column == "both":
-        return COLUMNS
-    if column not in COLUMNS:
-        raise ConfigError(f"column {column!r} is unknown: choose published, fair or both.")
-    return (column,)
 
 
 def tasks_of(

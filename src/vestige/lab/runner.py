@@ -28,15 +28,18 @@ from concurrent.futures import (
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
 
 from vestige.errors import ConfigError, VestigeError
 from vestige.lab import catalogue
 from vestige.lab.definition import Experiment
-from vestige.lab.grid import Plan, Task, chosen_columns
+from vestige.lab.grid import COLUMNS, Plan, Task
 from vestige.lab.progress import Display
 from vestige.lab.readings import Reading
 from vestige.lab.rows import RowStore
+from vestige.privacy.options import File, OneOf, Options
 
 RESULTS = Path("results")
 QUICK_RESULTS = Path("runs") / "quick"
@@ -47,29 +50,49 @@ _PAUSE = 0.3  # seconds between looks, while all that is left is being run by ot
 Watch = Callable[[int, int], None]  # told the epochs of a row that are done, and how many it has
 
 
-@dataclass(frozen=True)
-class Request:
+class RunOptions(Options):
+    """How rows are made: the options of `vestige reproduce`."""
+
+    quick: bool = Field(
+        default=False, description="A smoke run: few epochs and seeds, kept in its own folder."
+    )
+    seeds: int | None = Field(
+        default=None, description="Number of seeds. Default: the experiment's."
+    )
+    workers: int = Field(default=1, ge=1, description="Processes that share the rows.")
+    out: File | None = Field(
+        default=None,
+        description="Folder with rows.jsonl. Default: results; smoke runs: runs/quick.",
+    )
+    device: str | None = Field(
+        default=None,
+        description="auto, cpu, cuda or cuda:N. Default: the experiment's, mostly cpu.",
+    )
+    column: Annotated[str, OneOf((*COLUMNS, "both"))] = Field(
+        default="both", description="published, fair or both."
+    )
+    minutes: float | None = Field(
+        default=None, gt=0, description="Start no row that would probably end later."
+    )
+
+
+class Request(RunOptions):
     """What `vestige reproduce` is asked for."""
 
     experiments: tuple[Experiment, ...]
-    out: Path | None = None
-    quick: bool = False
-    seeds: int | None = None
-    workers: int = 1
-    device: str | None = None
-    column: str = "both"
-    minutes: float | None = None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_experiments(self) -> Request:
         if not self.experiments:
             raise ConfigError("no experiment is named: give a name, or --list to see them.")
-        if type(self.workers) is not int or self.workers < 1:
-            raise ConfigError(f"workers {self.workers!r} must be a whole number of at least 1.")
-        if self.minutes is not None and not self.minutes > 0:
-            raise ConfigError(f"minutes {self.minutes!r} must be above 0.")
-        chosen_columns(self.column)
         for experiment in self.experiments:
             experiment.with_seeds(self.seeds)
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns whose rows are made."""
+        return COLUMNS if self.column == "both" else (self.column,)
 
     @property
     def root(self) -> Path:
@@ -81,19 +104,17 @@ class Request:
     @property
     def adapted(self) -> list[Experiment]:
         """The experiments as they are run."""
-        quick = self.quick
-        chosen = [e.quickened() if quick else e for e in self.experiments]
+        chosen = [e.quickened() if self.quick else e for e in self.experiments]
         return [experiment.with_seeds(self.seeds) for experiment in chosen]
 
     def command(self) -> str:
         """The command that asks for this, for people to give again."""
         words = ["vestige reproduce", *(catalogue.called(e) for e in self.experiments)]
         words += ["--quick"] if self.quick else []
-        words += [f"--seeds {self.seeds}"] if self.seeds is not None else []
-        words += [f"--column {self.column}"] if self.column != "both" else []
-        words += [f"--workers {self.workers}"] if self.workers > 1 else []
-        words += [f"--out {self.out}"] if self.out is not None else []
-        words += [f"--device {self.device}"] if self.device is not None else []
+        for name in ("seeds", "column", "workers", "out", "device"):
+            value = getattr(self, name)
+            if value != RunOptions.model_fields[name].default:
+                words.append(f"--{name} {value}")
         return " ".join(words)
 
 
@@ -144,7 +165,7 @@ class _Work:
 
     def __init__(self, request: Request, store: RowStore, display: Display) -> None:
         self._request, self._store, self._display = request, store, display
-        self._plan = Plan(request.adapted, chosen_columns(request.column))
+        self._plan = Plan(request.adapted, request.columns)
         self._failed: set[str] = set()
         self._elsewhere: set[str] = set()  # what another command is running, by the last look
         self._running: dict[Future[Made], tuple[Task, float]] = {}

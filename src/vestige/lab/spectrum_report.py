@@ -13,18 +13,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field, model_validator
+
 from vestige.audit.plot_files import check_plot, write_plot
 from vestige.errors import ConfigError
 from vestige.lab import wording
 from vestige.lab.report.plots import Panel, figure_of, look, styled
 from vestige.memory import spectrum
-from vestige.memory.spectrum import INTERVAL, Fit
+from vestige.memory.spectrum import ESTIMATORS, INTERVAL, Fit
+from vestige.privacy.options import File, Options
 from vestige.statement.table import Table
 from vestige.train.config import MODELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from rich.table import Table as RichTable
     from torch import Tensor
 
 DEFAULT_TAIL = 0.5
@@ -38,32 +40,48 @@ _KEYS = ("model", "model_state_dict", "state_dict", "module", "net", "weights")
 _WIDTH, _HEIGHT = 260, 200  # of a panel, in points
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is to be examined. Raises ConfigError for a bad value, before anything is loaded.
+class Request(Options):
+    """What is to be examined. Raises ConfigError for a bad value, before anything is loaded."""
 
-    `target` is the name of a built-in model, a run folder or a checkpoint file.
-    """
+    target: str = Field(
+        description="A run folder, a checkpoint file (a state_dict, or a dict that holds one), or "
+        f"a built-in model with random weights, made for CIFAR-10: {', '.join(MODELS)}."
+    )
+    estimator: str = Field(
+        default=ESTIMATORS[0],
+        description=f"{', '.join(ESTIMATORS)}: a fixed tail of the eigenvalues, the tail that fits "
+        "best, or what weightwatcher 0.7.7 computes.",
+    )
+    tail: float | None = Field(
+        default=None,
+        description="The share of the eigenvalues that hill fits, (0, 1]. "
+        f"Default: {DEFAULT_TAIL}.",
+    )
+    plot: File | None = Field(
+        default=None,
+        description="Where to plot the fits (.png, .pdf, .svg). Default: spectrum.png, in the run "
+        "folder if TARGET is one, else in the current folder; with --json no plot.",
+    )
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        lt=2**63,
+        description="Seed of a built-in model's weights. Default: 0.",
+    )
 
-    target: str
-    estimator: str = "hill"
-    tail: float | None = None
-    seed: int | None = None
-    plot: Path | None = None
-
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_together(self) -> Request:
         spectrum.check(self.estimator, self.chosen_tail)
         if self.tail is not None and self.estimator != "hill":
             raise ConfigError(
                 f"tail {self.tail:g} is given for the estimator {self.estimator!r}, which finds "
                 "the tail itself: leave it out, or use hill."
             )
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed={self.seed} must be a whole number from 0 to 2^63 - 1.")
         if self.checkpoint is not None:
             self._check_checkpoint(self.checkpoint)
         if self.plot is not None:
             check_plot(self.plot)
+        return self
 
     def _check_checkpoint(self, path: Path) -> None:
         folder = Path(self.target)
@@ -134,14 +152,14 @@ class Layer:
 
     def as_dict(self) -> dict[str, Any]:
         """The layer as plain JSON types."""
-        fit = self.fit
+        figures = {
+            n: self.fit and getattr(self.fit, n) for n in ("tail_size", "xmin", "ks_distance")
+        }
         return {
             "name": self.name,
             "shape": list(self.shape),
-            "eigenvalues": None if fit is None else len(fit.eigenvalues),
-            "tail_size": None if fit is None else fit.tail_size,
-            "xmin": None if fit is None else fit.xmin,
-            "ks_distance": None if fit is None else fit.ks_distance,
+            "eigenvalues": self.fit and len(self.fit.eigenvalues),
+            **figures,
             "exponent": self.exponent,
             "place": self.place,
             "tempering": self.tempering,
@@ -199,11 +217,6 @@ def layer_table(layers: Sequence[Layer], caption: str) -> Table:
         lines.append([name, shape, *figures, place, f"{layer.tempering:.3f}"])
     headings = ["layer", "shape", "n", "tail", "xmin", "KS", "exponent", _RANGE, "tempering"]
     return Table(headings, lines, caption)
-
-
-def table(report: Report) -> RichTable:
-    """The report for a terminal."""
-    return layer_table(report.layers, report.title).rich()
 
 
 def panels(layers: Sequence[Layer]) -> list[Panel]:

@@ -19,7 +19,7 @@ from vestige.lab.summary import rows_of
 
 def test_the_fair_column_tunes_then_runs(tmp_path: Path) -> None:
     toy = written(tmp_path, TOY + FAIR)
-    outcome = quiet(Request((toy,), out=tmp_path / "out", column="fair"))
+    outcome = quiet(Request(experiments=(toy,), out=tmp_path / "out", column="fair"))
     assert outcome.complete and not outcome.failures
     rows = Rows(tmp_path / "out").refresh()
     tuning = [row for row in rows.values() if row["role"] == "tuning"]
@@ -65,7 +65,7 @@ def test_tuning_never_reads_the_test_set(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("VESTIGE_DATA", str(tmp_path / "data"))
     text = (TOY + FAIR).replace('"digits"', '"mnist"').replace("digits = 0.2", "mnist = 0.2")
     toy = written(tmp_path, text)
-    outcome = quiet(Request((toy,), out=tmp_path / "out", column="fair"))
+    outcome = quiet(Request(experiments=(toy,), out=tmp_path / "out", column="fair"))
     rows = Rows(tmp_path / "out").refresh()
     assert Counter(row["role"] for row in rows.values()) == {"tuning": 4}
     assert outcome.finished == 4 and len(outcome.failures) == outcome.total - 4
@@ -75,5 +75,5 @@ def test_tuning_never_reads_the_test_set(tmp_path: Path, monkeypatch: pytest.Mon
     # Mended, the command goes on where it was.
     shutil.rmtree(tmp_path / "data")
     images(tmp_path / "data", spoilt=False)
-    again = quiet(Request((toy,), out=tmp_path / "out", column="fair"))
+    again = quiet(Request(experiments=(toy,), out=tmp_path / "out", column="fair"))
     assert again.complete and again.made == again.total - 4

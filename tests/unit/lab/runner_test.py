@@ -84,7 +84,7 @@ WORKER = """
         time.sleep(random.uniform(0, 0.02))
         return fake_row(task)
     training_row.make_row = make
-    quiet(Request((read(Path(sys.argv[1])),), out=out))
+    quiet(Request(experiments=(read(Path(sys.argv[1])),), out=out))
 """
 
 
@@ -159,7 +159,7 @@ def test_ctrl_c_keeps_rows_and_says_how_to_continue(tmp_path: Path) -> None:
 def test_finished_rows_are_not_run_again(
     tmp_path: Path, toy: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = Request((toy,), out=tmp_path / "out")
+    request = Request(experiments=(toy,), out=tmp_path / "out")
     outcome = quiet(request)
     assert (outcome.total, outcome.finished, outcome.made, outcome.failures) == (4, 4, 4, [])
     before = (tmp_path / "out" / ROWS).read_bytes()
@@ -171,15 +171,15 @@ def test_finished_rows_are_not_run_again(
     again = quiet(request)
     assert (again.finished, again.made, again.failures) == (4, 0, [])
     other = written(tmp_path, TOY.replace('"toy"', '"twin"'), "twin")
-    shared = quiet(Request((other,), out=tmp_path / "out"))
+    shared = quiet(Request(experiments=(other,), out=tmp_path / "out"))
     assert (shared.finished, shared.made) == (4, 0)
     assert (tmp_path / "out" / ROWS).read_bytes() == before
 
 
 def test_more_seeds_add_rows(tmp_path: Path, toy: Experiment) -> None:
-    quiet(Request((toy,), out=tmp_path / "out", seeds=1))
+    quiet(Request(experiments=(toy,), out=tmp_path / "out", seeds=1))
     assert len(stored(tmp_path / "out")) == 2
-    quiet(Request((toy,), out=tmp_path / "out", seeds=3))
+    quiet(Request(experiments=(toy,), out=tmp_path / "out", seeds=3))
     assert len(stored(tmp_path / "out")) == 6
     reporting.write(toy, Rows(tmp_path / "out").refresh(), tmp_path / "out" / "toy")
     numbers = json.loads((tmp_path / "out" / "toy" / "table.json").read_text())
@@ -197,23 +197,23 @@ def test_a_row_that_fails_is_told_and_the_others_go_on(
         return real(task, *more)
 
     monkeypatch.setattr("vestige.lab.training_row.make_row", fragile)
-    outcome = quiet(Request((toy,), out=tmp_path / "out"))
+    outcome = quiet(Request(experiments=(toy,), out=tmp_path / "out"))
     assert (outcome.total, outcome.finished) == (4, 2)
     assert len(outcome.failures) == 2 and "this one cannot be made" in outcome.failures[0]
-    assert "continue with" in " ".join(what_next(Request((toy,)), outcome))
+    assert "continue with" in " ".join(what_next(Request(experiments=(toy,)), outcome))
 
 
 def test_a_deadline_starts_no_more_rows(tmp_path: Path, toy: Experiment) -> None:
-    outcome = quiet(Request((toy,), out=tmp_path / "out", minutes=1e-9))
+    outcome = quiet(Request(experiments=(toy,), out=tmp_path / "out", minutes=1e-9))
     assert (outcome.finished, outcome.deadline, outcome.failures) == (0, True, [])
 
 
 def test_smoke_runs_are_kept_apart(tmp_path: Path, toy: Experiment) -> None:
-    request = Request((toy,), out=tmp_path / "out", quick=True)
+    request = Request(experiments=(toy,), out=tmp_path / "out", quick=True)
     quiet(request)
     assert request.root == tmp_path / "out" / "quick"
     assert not (tmp_path / "out" / ROWS).exists()
-    assert Request((toy,), quick=True).root == Path("runs/quick")
+    assert Request(experiments=(toy,), quick=True).root == Path("runs/quick")
     longer = toy.model_copy(update={"protocol": toy.protocol.model_copy(update={"epochs": 9})})
     real = {task.hash for task in tasks_of(longer, {})}
     assert not real & {row["hash"] for row in stored(request.root)}
@@ -225,7 +225,7 @@ def test_smoke_runs_are_kept_apart(tmp_path: Path, toy: Experiment) -> None:
 )
 def test_bad_requests(toy: Experiment, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
-        Request((toy,), **options)
+        Request(experiments=(toy,), **options)
 
 
 def test_the_runner_needs_neither_typer_nor_rich() -> None:

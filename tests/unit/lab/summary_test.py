@@ -21,7 +21,7 @@ def toy(tmp_path: Path) -> Experiment:
 
 
 def test_the_numbers_of_a_report_by_hand(tmp_path: Path, toy: Experiment) -> None:
-    quiet(Request((toy,), out=tmp_path / "out"))
+    quiet(Request(experiments=(toy,), out=tmp_path / "out"))
     rows = stored(tmp_path / "out")
     numbers = summarised(toy, rows_of(toy, Rows(tmp_path / "out").refresh()))
     first, second = numbers["published"][0]["lines"]

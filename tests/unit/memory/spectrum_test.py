@@ -586,7 +586,7 @@ def test_the_names_and_checks_need_neither_torch_nor_numpy() -> None:
         "from vestige import spectrum\n"
         "from vestige.lab import spectrum_report\n"
         "spectrum.check('hill', 0.5), spectrum.tempering(7.0)\n"
-        "spectrum_report.Request('mlp')\n"
+        "spectrum_report.Request(target='mlp')\n"
         "print({'torch', 'numpy', 'matplotlib'} & set(sys.modules))\n"
     )
     ran = subprocess.run(

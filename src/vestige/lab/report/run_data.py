@@ -91,7 +91,7 @@ def trained_layers(folder: Path, settings: Mapping[str, Any]) -> tuple[Layer, ..
     estimator = settings.get("estimator")
     try:
         chosen = estimator if isinstance(estimator, str) else ESTIMATORS[0]
-        return examine(Request(str(folder / WEIGHTS), chosen)).layers
+        return examine(Request(target=str(folder / WEIGHTS), estimator=chosen)).layers
     except (ConfigError, OSError):
         return ()  # a report of the other files is better than none
 
