@@ -43,7 +43,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.support.program import run as program
 from vestige import PrivacyEngine, VestigeError, statement
 from vestige.engine import checkpoint
-from vestige.lab import catalogue, grid, reading, reporting
+from vestige.lab import catalogue, grid, reading, report
 from vestige.lab.report import write_run
 from vestige.lab.report.run_data import read_run
 from vestige.lab.rows import ROWS, Rows
@@ -343,7 +343,7 @@ def make_rows_of(name: str) -> Callable[[Path], Path]:
 
 def report_of(name: str) -> Callable[[Path], Any]:
     """What `vestige report RESULTS/NAME` writes."""
-    return lambda path: reporting.report(path.parent / name)
+    return lambda path: report.report(path.parent / name)
 
 
 def damaged_json(part: bytes, rng: random.Random) -> bytes:

@@ -18,7 +18,7 @@ import torch
 
 from tests.support.small_runs import flat, private, run
 from vestige.cli.app import app
-from vestige.lab import reporting
+from vestige.lab import report
 from vestige.methods import METHODS
 from vestige.train.config import TrainConfig
 from vestige.train.training import train
@@ -103,7 +103,7 @@ def test_tables_of_every_experiment(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     folder.mkdir()
     shutil.copy(RESULTS / "rows.jsonl", folder)
-    reporting.report(folder)
+    report.report(folder)
     assert tables(folder) == tables(RESULTS)
 
 

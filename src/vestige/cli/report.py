@@ -9,8 +9,7 @@ import typer
 
 from vestige.cli.options import Json
 from vestige.cli.render import print_json
-from vestige.lab import reporting
-from vestige.lab.report import write_run
+from vestige.lab import report as reports
 from vestige.lab.report.run_data import is_run
 
 
@@ -25,7 +24,7 @@ def report(
 ) -> None:
     """Write what the folder can show, and name the files."""
     run = is_run(folder)
-    written = write_run(folder) if run else reporting.report(folder)
+    written = reports.write_run(folder) if run else reports.report(folder)
     if as_json:
         kind = "run" if run else "experiments"
         print_json({"kind": kind, "files": [str(path) for path in written]})

@@ -10,7 +10,7 @@ from rich.table import Table
 from vestige.cli import INTERRUPTED
 from vestige.cli.options import Json, options_of
 from vestige.cli.render import print_json, wide_console
-from vestige.lab import catalogue, reporting, runner
+from vestige.lab import catalogue, report, runner
 from vestige.lab.progress import best_display
 from vestige.lab.rows import ROWS
 from vestige.statement.escaping import in_terminal
@@ -35,7 +35,7 @@ def reproduce(
     if request.quick and not as_json:
         typer.echo(f"vestige: {runner.SMOKE}", err=True)
     outcome = runner.reproduce(request, best_display(quiet=as_json))
-    written = reporting.write_all(request.adapted, outcome.root)
+    written = report.write_all(request.adapted, outcome.root)
     if as_json:
         counted = ("total", "finished", "made", "failures", "interrupted")
         print_json(

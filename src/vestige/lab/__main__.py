@@ -60,7 +60,7 @@ def _answer(arguments: argparse.Namespace) -> int:
         print(f"{added} rows added, {known} were there")
         return 0
     if arguments.report is not None:
-        from vestige.lab.reporting import report
+        from vestige.lab.report import report
 
         for path in report(arguments.report):
             print(path)

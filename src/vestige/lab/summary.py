@@ -5,6 +5,7 @@ The same rows give the same numbers, to the last digit, wherever they are comput
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -15,6 +16,9 @@ from vestige.lab.grid import COLUMNS, Row, fair_cells, tasks_of
 from vestige.lab.statistics import PairedTest, corrected, paired_test, summarise, time_to_target
 
 Numbers = dict[str, Any]
+# What the rows of a line have in common, and what their machines may differ in.
+_COMMON = "method settings lr noise_multiplier epsilon epsilon_marginal delta".split()
+_MACHINE = ("processor", "device")
 
 
 def fitted(experiment: Experiment, rows: Mapping[str, Row]) -> Experiment:
@@ -23,21 +27,17 @@ def fitted(experiment: Experiment, rows: Mapping[str, Row]) -> Experiment:
     if experiment.kind != "training":
         return experiment
     for column in COLUMNS if experiment.fair else ("published",):
-        while _all_there(more := _one_more_seed(experiment, column), rows, column):
-            experiment = more
+        more = _one_more_seed(experiment, column)
+        while all(task.hash in rows for task in tasks_of(more, rows, (column,))):
+            experiment, more = more, _one_more_seed(more, column)
     return experiment
 
 
 def _one_more_seed(experiment: Experiment, column: str) -> Experiment:
     if column == "fair" and experiment.fair is not None:
-        fair = experiment.fair
-        more = fair.model_copy(update={"seeds": fair.seeds + 1})
+        more = experiment.fair.model_copy(update={"seeds": experiment.fair.seeds + 1})
         return experiment.model_copy(update={"fair": more})
     return experiment.model_copy(update={"seeds": experiment.seeds + 1})
-
-
-def _all_there(experiment: Experiment, rows: Mapping[str, Row], column: str) -> bool:
-    return all(task.hash in rows for task in tasks_of(experiment, rows, (column,)))
 
 
 def rows_of(experiment: Experiment, rows: Mapping[str, Row]) -> list[Row]:
@@ -46,15 +46,11 @@ def rows_of(experiment: Experiment, rows: Mapping[str, Row]) -> list[Row]:
     `cell` is the part of the experiment that a row belongs to: dataset, grid values or panel, and
     in the fair column the target epsilon.
     """
+    places = ("column", "role", "label")
     return [
         rows[task.hash]
-        | {
-            "experiment": experiment.name,
-            "column": task.column,
-            "role": task.role,
-            "label": task.label,
-            "cell": dict(task.cell),
-        }
+        | {name: getattr(task, name) for name in places}
+        | {"experiment": experiment.name, "cell": dict(task.cell)}
         for task in tasks_of(experiment, rows)
         if task.hash in rows
     ]
@@ -62,12 +58,9 @@ def rows_of(experiment: Experiment, rows: Mapping[str, Row]) -> list[Row]:
 
 def summarised(experiment: Experiment, rows: Sequence[Row]) -> Numbers:
     """All numbers of an experiment's report, from `rows_of` it."""
-    head: Numbers = {
+    told = ("title", "paper", "item", "claim")
+    head: Numbers = {name: getattr(experiment, name) for name in told} | {
         "experiment": experiment.name,
-        "title": experiment.title,
-        "paper": experiment.paper,
-        "item": experiment.item,
-        "claim": experiment.claim,
         "assumed": list(experiment.assumed),
         "smoke_run": experiment.quick,
     }
@@ -83,18 +76,19 @@ def summarised(experiment: Experiment, rows: Sequence[Row]) -> Numbers:
 def _published(experiment: Experiment, rows: Sequence[Row]) -> list[Numbers]:
     published = [row for row in rows if row["column"] == "published"]
     cells = []
-    for dataset in experiment.datasets:
-        for variant in experiment.variants():
-            cell = {"dataset": dataset, **variant}
-            here = [row for row in published if row["cell"] == cell]
-            lines = []
-            for arm in experiment.arms:
-                line = _line(_matching(here, cell, arm.label), experiment.targets.get(dataset))
-                head = {"label": arm.label, "expected": experiment.seeds}
-                lines.append(head | line | {"paper": dict(arm.paper)})
-            _relate(lines, here, experiment.reference)
-            lines += [absent.model_dump() for absent in experiment.absent]
-            cells.append({"cell": cell, "lines": lines})
+    for dataset, variant in itertools.product(experiment.datasets, experiment.variants()):
+        cell = {"dataset": dataset, **variant}
+        lines: list[Numbers] = []
+        for arm in experiment.arms:
+            line = _line(matching(published, cell, arm.label), experiment.targets.get(dataset))
+            head = {"label": arm.label, "expected": experiment.seeds}
+            lines.append(head | line | {"paper": dict(arm.paper)})
+        finished = [line for line in lines if line["count"]]
+        base = [line for line in finished if line["label"] == experiment.reference]
+        for line in finished if base and base[0]["seconds"]["mean"] else ():
+            line["relative_seconds"] = line["seconds"]["mean"] / base[0]["seconds"]["mean"]
+        lines += [absent.model_dump() for absent in experiment.absent]
+        cells.append({"cell": cell, "lines": lines})
     _test(cells, published, experiment.reference)
     return cells
 
@@ -108,10 +102,9 @@ def _fair(experiment: Experiment, rows: Sequence[Row]) -> list[Numbers]:
     cells: dict[tuple[str, float], Numbers] = {}
     for dataset, epsilon, arm in fair_cells(experiment):
         cell = {"dataset": dataset, "epsilon": epsilon}
-        line = _line(_matching(finals, cell, arm.label), experiment.targets.get(dataset))
-        tried = {
-            str(row["lr"]): row["final_accuracy"] for row in _matching(tuning, cell, arm.label)
-        }
+        line = _line(matching(finals, cell, arm.label), experiment.targets.get(dataset))
+        tuned = matching(tuning, cell, arm.label)
+        tried = {str(row["lr"]): row["final_accuracy"] for row in tuned}
         head = {"label": arm.label, "expected": fair.seeds}
         lines = cells.setdefault((dataset, epsilon), {"cell": cell, "lines": []})["lines"]
         lines.append(head | line | {"follows": arm.follows, "tuning": tried})
@@ -119,7 +112,8 @@ def _fair(experiment: Experiment, rows: Sequence[Row]) -> list[Numbers]:
     return list(cells.values())
 
 
-def _matching(rows: Iterable[Row], cell: Mapping[str, Any], label: str) -> list[Row]:
+def matching(rows: Iterable[Row], cell: Mapping[str, Any], label: str) -> list[Row]:
+    """The rows of one method in one cell."""
     return [row for row in rows if row["cell"] == cell and row["label"] == label]
 
 
@@ -128,47 +122,29 @@ def _line(rows: Sequence[Row], target: float | None) -> Numbers:
     if not rows:
         return {"count": 0}
     first = rows[0]
-    line: Numbers = {
+    line: Numbers = {name: first[name] for name in _COMMON} | {
         "count": len(rows),
-        "method": first["method"],
-        "settings": first["settings"],
-        "lr": first["lr"],
         "accuracy": asdict(summarise([row["final_accuracy"] for row in rows])),
         "best_accuracy": asdict(summarise([row["best_accuracy"] for row in rows])),
-        "loss": _mean([row["final_loss"] for row in rows]),
-        "noise_multiplier": first["noise_multiplier"],
-        "epsilon": first["epsilon"],
-        "epsilon_marginal": first["epsilon_marginal"],
-        "delta": first["delta"],
+        "loss": mean_of_all([row["final_loss"] for row in rows]),
         "seconds": asdict(summarise([row["seconds"] for row in rows])),
+        **{f"{name}s": sorted({row["hardware"][name] for row in rows}) for name in _MACHINE},
         "workers": sorted({row["hardware"]["workers"] for row in rows}),
-        "processors": sorted({row["hardware"]["processor"] for row in rows}),
-        "devices": sorted({row["hardware"]["device"] for row in rows}),
     }
     if first["diagnostics"] is not None:
-        line["memory"] = _memory(rows)
+        line["memory"] = {
+            name: mean_of_all([row["diagnostics"]["mean"][name] for row in rows])
+            for name in first["diagnostics"]["mean"]
+        }
     if target is not None:
         line["target"] = asdict(time_to_target(target, [row["curve"] for row in rows]))
     return line
 
 
-def _memory(rows: Sequence[Row]) -> Numbers:
-    """Means over the seeds of the means over groups and steps."""
-    names = rows[0]["diagnostics"]["mean"]
-    return {name: _mean([row["diagnostics"]["mean"][name] for row in rows]) for name in names}
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean_of_all(values: Sequence[float | None]) -> float | None:
+    """The mean; None where a value is missing."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
-
-
-def _relate(lines: list[Numbers], rows: Sequence[Row], reference: str) -> None:
-    """Add every method's time relative to the reference's."""
-    base = _mean([row["seconds"] for row in rows if row["label"] == reference])
-    for line in lines:
-        if base and line["count"]:
-            line["relative_seconds"] = line["seconds"]["mean"] / base
 
 
 def _test(cells: list[Numbers], rows: Sequence[Row], reference: str) -> None:
@@ -176,20 +152,20 @@ def _test(cells: list[Numbers], rows: Sequence[Row], reference: str) -> None:
     lines: list[Numbers] = []
     tests: list[PairedTest] = []
     for cell in cells:
-        base = _by_seed(_matching(rows, cell["cell"], reference))
+        by_seed = {
+            line["label"]: {
+                row["seed"]: row["final_accuracy"]
+                for row in matching(rows, cell["cell"], line["label"])
+            }
+            for line in cell["lines"]
+        }
         for line in cell["lines"]:
-            if line["label"] == reference or not line.get("count"):
-                continue
-            test = paired_test(_by_seed(_matching(rows, cell["cell"], line["label"])), base)
-            if test is not None:
+            test = paired_test(by_seed[line["label"]], by_seed.get(reference, {}))
+            if test is not None and line["label"] != reference:
                 lines.append(line)
                 tests.append(test)
     for line, test in zip(lines, corrected(tests), strict=True):
         line["against_reference"] = asdict(test)
-
-
-def _by_seed(rows: Iterable[Row]) -> dict[int, float]:
-    return {row["seed"]: row["final_accuracy"] for row in rows}
 
 
 def _panels(experiment: Experiment, rows: Sequence[Row]) -> list[Numbers]:

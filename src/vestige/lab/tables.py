@@ -32,42 +32,27 @@ class Cell:
     tried: Sequence[tuple[str, str]] = ()
 
 
-def published_cells(experiment: Experiment, numbers: Numbers, title: Title) -> list[Cell]:
-    """The column "as published": the tables that the experiment asks for, cell by cell."""
+def cells_of(
+    column: Sequence[Numbers], tables: Sequence[str], title: Title, arrow: str = ": "
+) -> list[Cell]:
+    """The `tables` of a column of the report, cell by cell."""
     cells = []
-    for cell in numbers["published"]:
-        lines = cell["lines"]
-        wanted = [
-            name
-            for name in experiment.tables
-            if name != "targets" or any("target" in line for line in lines)
-        ]
-        tables = [
-            _table(_COLUMNS[name], lines, f"{title(cell['cell'])}{_SUBTITLES[name]}")
-            for name in wanted
-        ]
+    for cell in column:
+        lines, caption = cell["lines"], title(cell["cell"])
         absent = [(line["label"], line["reason"]) for line in lines if "reason" in line]
-        cells.append(Cell(tables, absent))
+        tried = [
+            (line["label"], ", ".join(f"{lr}{arrow}{best:.4f}" for lr, best in rates.items()))
+            for line in lines
+            if (rates := line.get("tuning"))
+        ]
+        aimed = any("target" in line for line in lines)
+        made = [
+            _table(_COLUMNS[name], lines, f"{caption}{_SUBTITLES.get(name, '')}")
+            for name in tables
+            if name != "targets" or aimed
+        ]
+        cells.append(Cell(made, absent, tried))
     return cells
-
-
-def fair_cells(numbers: Numbers, title: Title, arrow: str = ": ") -> list[Cell]:
-    """The fair column, cell by cell, with the learning rates that were tried."""
-    return [
-        Cell(
-            [_table(_FAIR, cell["lines"], title(cell["cell"]))],
-            tried=[
-                (line["label"], _rates(line["tuning"], arrow))
-                for line in cell["lines"]
-                if line["tuning"]
-            ],
-        )
-        for cell in numbers["fair"]
-    ]
-
-
-def _rates(tried: Mapping[str, float], arrow: str) -> str:
-    return ", ".join(f"{rate}{arrow}{accuracy:.4f}" for rate, accuracy in tried.items())
 
 
 def comparisons(cells: Sequence[Numbers]) -> int:
@@ -93,13 +78,12 @@ def panel_tables(panel: Numbers) -> list[Table]:
 
 def markdown(experiment: Experiment, numbers: Numbers, command: str, rows: str) -> str:
     """The report of an experiment as a Markdown page; `command` is what made it."""
-    study = experiment.kind == "direction-error"
     return rendering.markdown(
         "table.md.j2",
         experiment=experiment,
         numbers=numbers,
-        published=[] if study else published_cells(experiment, numbers, wording.plain_cell),
-        fair=[] if study else fair_cells(numbers, wording.plain_cell, " -> "),
+        published=cells_of(numbers.get("published", ()), experiment.tables, wording.plain_cell),
+        fair=cells_of(numbers.get("fair", ()), ["fair"], wording.plain_cell, " -> "),
         panels=[(panel, panel_tables(panel)) for panel in numbers.get("panels", ())],
         comparisons=comparisons,
         marginal=MARGINAL,
@@ -217,10 +201,9 @@ _COLUMNS: Mapping[str, Columns] = {
         "epochs to it": _number("epochs", ".1f", "target"),
         "epsilon to it": _number("epsilon", ".2f", "target"),
     },
+    "fair": {**_ACCURACY, "sigma": _number("noise_multiplier", ".4f"), **_TESTS},
 }
-_FAIR: Columns = {**_ACCURACY, "sigma": _number("noise_multiplier", ".4f"), **_TESTS}
 _SUBTITLES = {
-    "accuracy": "",
     "runtime": ": time",
     "memory": ": memory",
     "targets": ": how soon a target is reached",

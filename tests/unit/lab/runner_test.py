@@ -26,7 +26,7 @@ from tests.support.experiments import (
 )
 from tests.support.program import plain, run, run_json
 from vestige.errors import ConfigError
-from vestige.lab import reporting
+from vestige.lab import report
 from vestige.lab.definition import Experiment
 from vestige.lab.grid import Task, tasks_of
 from vestige.lab.rows import ROWS, Rows
@@ -181,7 +181,7 @@ def test_more_seeds_add_rows(tmp_path: Path, toy: Experiment) -> None:
     assert len(stored(tmp_path / "out")) == 2
     quiet(Request(experiments=(toy,), out=tmp_path / "out", seeds=3))
     assert len(stored(tmp_path / "out")) == 6
-    reporting.write(toy, Rows(tmp_path / "out").refresh(), tmp_path / "out" / "toy")
+    report.write_found(toy, Rows(tmp_path / "out").refresh(), tmp_path / "out" / "toy")
     numbers = json.loads((tmp_path / "out" / "toy" / "table.json").read_text())
     assert [line["count"] for line in numbers["published"][0]["lines"]] == [3, 3]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from tests.support.experiments import made_rows, only, report_toy
 from vestige.lab import catalogue, wording
 from vestige.lab.summary import summarised
-from vestige.lab.tables import comparisons, fair_cells, markdown, panel_tables, published_cells
+from vestige.lab.tables import cells_of, comparisons, markdown, panel_tables
 
 
 def test_the_tables_that_an_experiment_asks_for(tmp_path: Path) -> None:
     toy = report_toy(tmp_path)
     numbers = summarised(toy, made_rows(toy))
-    (cell,) = published_cells(toy, numbers, wording.cell)
+    (cell,) = cells_of(numbers["published"], toy.tables, wording.cell)
     captions = [table.caption for table in cell.tables]
     assert captions == [
         "MNIST",
@@ -30,7 +30,7 @@ def test_the_tables_that_an_experiment_asks_for(tmp_path: Path) -> None:
     assert lines["DP-SGD"]["paper"] == "0.7100 ± 0.0100 [0.7000, 0.7200]"
     assert lines["SMA"]["paper"] == "0.8000" and lines["Another"]["final accuracy"] == "-"
     assert comparisons(numbers["published"]) == 2
-    fair = fair_cells(numbers, wording.cell)
+    fair = cells_of(numbers["fair"], ["fair"], wording.cell)
     assert [label for label, _ in fair[0].tried] == ["DP-SGD"]
     assert fair[0].tried[0][1].startswith("0.1: ")
 
@@ -38,7 +38,7 @@ def test_the_tables_that_an_experiment_asks_for(tmp_path: Path) -> None:
 def test_what_is_missing_is_counted(tmp_path: Path) -> None:
     toy = report_toy(tmp_path)
     numbers = summarised(toy, made_rows(toy, only(seed=0)))
-    (cell,) = published_cells(toy, numbers, wording.cell)
+    (cell,) = cells_of(numbers["published"], toy.tables, wording.cell)
     seeds = {line[0]: line[2] for line in cell.tables[0].lines}
     assert seeds == {"DP-SGD": "1/3", "SMA": "1/3", "GeoDP": "1/3", "Another": "-"}
 

@@ -1,7 +1,7 @@
-"""Reports that people would rather look at: plots, and one page that needs nothing else.
+"""`vestige report`: tables, plots and pages from rows alone, or from the folder of a run.
 
-`write` makes them for an experiment, from its rows alone; `write_run` for the folder of a run.
-Files of the same rows are the same bytes.
+A results folder has `rows.jsonl` and one folder for each experiment, named like it. Reports of the
+same rows are the same bytes.
 
 Guarantee: a report is a function of rows, or of what a run folder already holds, and costs no
 privacy beyond it.
@@ -9,38 +9,95 @@ privacy beyond it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vestige.errors import ConfigError
 from vestige.files import write_whole
+from vestige.lab import catalogue
+from vestige.lab.definition import Experiment
+from vestige.lab.grid import Row
 from vestige.lab.report.checks import check_rows, naming_damage
+from vestige.lab.rows import ROWS, Rows
+from vestige.lab.runner import QUICK
+from vestige.lab.summary import fitted, rows_of, summarised
+from vestige.lab.tables import markdown
 
 if TYPE_CHECKING:
-    from vestige.lab.definition import Experiment
     from vestige.lab.report.plots import Plot
 
-PAGE = "report.html"
-
-__all__ = ["PAGE", "check_rows", "write", "write_files", "write_run"]
+TABLE, NUMBERS, PAGE = "table.md", "table.json", "report.html"
 
 
-def write(experiment: Experiment, rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Write the plots and the page of an experiment; returns the files.
+def report(folder: Path) -> list[Path]:
+    """Write the report of an experiment's folder, or of all experiments in a results folder.
 
-    `rows` are those of `vestige.lab.summary.rows_of`. ConfigError names a broken row.
+    `folder` is RESULTS/NAME or RESULTS, with RESULTS/rows.jsonl. Returns the files, in order.
+    """
+    if (folder / ROWS).is_file():
+        written = write_all((_adapted(name, folder) for name in catalogue.names()), folder)
+        if not written:
+            raise ConfigError(f"{folder / ROWS} holds no row of a known experiment.")
+        return written
+    root = folder.parent
+    if not (root / ROWS).is_file():
+        raise ConfigError(
+            f"{str(folder)!r} is no results folder: neither it nor the folder above it has a "
+            f"{ROWS}; give the folder that `vestige reproduce` named."
+        )
+    return write_found(_adapted(folder.name, root), Rows(root).refresh(), folder)
+
+
+def _adapted(name: str, root: Path) -> Experiment:
+    """Smoke runs are in a folder called quick, and nothing else is."""
+    experiment = catalogue.find(name)
+    return experiment.quickened() if root.absolute().name == QUICK else experiment
+
+
+def write_all(experiments: Iterable[Experiment], root: Path) -> list[Path]:
+    """Write the reports of those experiments that have rows in a results folder."""
+    rows = Rows(root).refresh()
+    return [
+        path
+        for experiment in experiments
+        if rows_of(experiment, rows)
+        for path in write_found(experiment, rows, root / experiment.name)
+    ]
+
+
+def write_found(experiment: Experiment, rows: Mapping[str, Row], folder: Path) -> list[Path]:
+    """Write the report of one experiment; ConfigError where none of the rows is of it."""
+    experiment = fitted(experiment, rows)
+    finished = rows_of(experiment, rows)
+    if not finished:
+        raise ConfigError(
+            f"there is no row of {experiment.name} in {folder.parent / ROWS}: run `vestige "
+            f"reproduce {experiment.name}` first."
+        )
+    return write(experiment, finished, folder)
+
+
+def write(experiment: Experiment, rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Write tables, plots and page of an experiment from `rows_of` it; returns the files.
+
+    ConfigError names a broken row.
     """
     from vestige.lab.report.experiment_page import experiment_page
     from vestige.lab.report.experiment_plots import plots
-    from vestige.lab.summary import summarised
 
-    check_rows(rows)
-    numbers = summarised(experiment, [dict(row) for row in rows])
-    # By the last two names of the path: where the results lie does not change the bytes.
-    made_by = f"vestige report {folder.absolute().parent.name}/{folder.name}"
-    made = plots(experiment, rows, numbers)
-    page = experiment_page(experiment, rows, numbers, made, made_by)
-    return write_files(folder, _files(made) | {PAGE: page})
+    with naming_damage(f"a row of {experiment.name}", "take its line out of rows.jsonl"):
+        check_rows(rows)
+        numbers = summarised(experiment, rows)
+        # By the last two names of the path: where the results lie does not change the bytes.
+        root = folder.absolute().parent.name
+        command = f"vestige report {root}/{folder.name}"
+        text = json.dumps({"made_by": command} | numbers, indent=1, allow_nan=False, sort_keys=True)
+        tables = {TABLE: markdown(experiment, numbers, command, f"{root}/{ROWS}")}
+        made = plots(experiment, rows, numbers)
+        page = experiment_page(experiment, rows, numbers, made, command)
+        return write_files(folder, tables | {NUMBERS: f"{text}\n"} | _drawn(made) | {PAGE: page})
 
 
 def write_run(folder: Path) -> list[Path]:
@@ -53,11 +110,11 @@ def write_run(folder: Path) -> list[Path]:
     with naming_damage(f"a file in {folder}", "train again, or restore the file"):
         layers = trained_layers(folder, run.result.get("settings") or {})
         made = run_plots(run, layers)
-        files = _files(made.values()) | {PAGE: run_page(run, made, layers)}
+        files = _drawn(made.values()) | {PAGE: run_page(run, made, layers)}
     return write_files(folder, files)
 
 
-def _files(plots: Iterable[Plot]) -> dict[str, str]:
+def _drawn(plots: Iterable[Plot]) -> dict[str, str]:
     return {f"{plot.name}.svg": plot.svg for plot in plots if plot.svg}
 
 

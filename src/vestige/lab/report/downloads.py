@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from vestige.lab import wording
@@ -21,44 +20,25 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Download:
+def download(name: str, what: str, content: bytes, packed: bool = False) -> dict[str, str]:
     """A file in a page. `packed` is gzip, without a time, so that the page stays the same."""
-
-    name: str
-    what: str
-    content: bytes
-    packed: bool = False
-
-    @property
-    def label(self) -> str:
-        """The words of the link."""
-        return f"{self.name}: {self.what}" if self.what else self.name
-
-    @property
-    def data(self) -> bytes:
-        """The bytes that are saved."""
-        return gzip.compress(self.content, 9, mtime=0) if self.packed else self.content
-
-    @property
-    def size(self) -> str:
-        """The size in kilobytes."""
-        return f"{max(1, round(len(self.data) / 1024)):,}"
-
-    @property
-    def address(self) -> str:
-        """The link."""
-        kind = "application/gzip" if self.packed else "text/plain;charset=utf-8"
-        return f"data:{kind};base64,{base64.b64encode(self.data).decode()}"
+    data = gzip.compress(content, 9, mtime=0) if packed else content
+    kind = "application/gzip" if packed else "text/plain;charset=utf-8"
+    return {
+        "name": name,
+        "label": f"{name}: {what}" if what else name,
+        "size": f"{max(1, round(len(data) / 1024)):,}",  # kilobytes
+        "address": f"data:{kind};base64,{base64.b64encode(data).decode()}",
+    }
 
 
-def rows_of(name: str, rows: Sequence[Row]) -> list[Download]:
+def rows_of(name: str, rows: Sequence[Row]) -> list[dict[str, str]]:
     """The rows of an experiment: as a spreadsheet without their curves, and whole."""
     lines = (json.dumps(row, allow_nan=False, separators=(",", ":")) for row in rows)
     whole = "".join(f"{line}\n" for line in lines).encode()
     return [
-        Download(f"{name}.csv", "one line for each run", _csv(rows)),
-        Download(f"{name}.jsonl.gz", "all rows with their curves", whole, packed=True),
+        download(f"{name}.csv", "one line for each run", _csv(rows)),
+        download(f"{name}.jsonl.gz", "all rows with their curves", whole, packed=True),
     ]
 
 

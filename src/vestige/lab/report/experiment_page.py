@@ -14,7 +14,7 @@ from vestige.lab.report import downloads
 from vestige.lab.report.curves import MEASURES
 from vestige.lab.report.plots import Plot
 from vestige.lab.summary import Numbers
-from vestige.lab.tables import comparisons, fair_cells, panel_tables, published_cells
+from vestige.lab.tables import cells_of, comparisons, panel_tables
 from vestige.methods import METHODS
 from vestige.statement.table import Table
 
@@ -44,7 +44,7 @@ def experiment_page(
     """The page as text; `made_by` is the command that makes it again."""
     study, fair = experiment.kind == "direction-error", experiment.fair
     memory = _memory(rows)
-    cells = [] if study else numbers["fair"]
+    cells = numbers.get("fair", ())
     fair_run = any(line.get("count") for cell in cells for line in cell["lines"])
     parts = {
         "guarantee": "Guarantee",
@@ -73,8 +73,8 @@ def experiment_page(
         plots=plots,
         memory=memory,
         panels=[(panel, panel_tables(panel)) for panel in numbers.get("panels", ())],
-        published=[] if study else published_cells(experiment, numbers, wording.cell),
-        fair=fair_cells(numbers, wording.cell) if fair_run else [],
+        published=cells_of(numbers.get("published", ()), experiment.tables, wording.cell),
+        fair=cells_of(cells, ["fair"], wording.cell) if fair_run else [],
         comparisons=comparisons,
         files=downloads.rows_of(experiment.name, rows),
         origin=_origin(rows),

@@ -8,6 +8,7 @@ from typing import Any
 
 from vestige.lab import wording
 from vestige.lab.definition import Experiment
+from vestige.lab.grid import Row
 from vestige.lab.report.curves import BAND, mean_line, stage_panels
 from vestige.lab.report.plots import (
     Dot,
@@ -25,9 +26,8 @@ from vestige.lab.report.plots import (
     reference,
 )
 from vestige.lab.statistics import summarise
-from vestige.lab.summary import Numbers
+from vestige.lab.summary import Numbers, matching
 
-Row = Mapping[str, Any]
 _INTERVALS = "Bars are two-sided 95 % Student-t intervals over the seeds."
 _ERRORS = {
     "direction_mse": ("direction-error", "mean squared error of the direction"),
@@ -56,15 +56,11 @@ class _Material:
     def cells(self) -> list[tuple[str, list[tuple[str, list[Row]]]]]:
         """Title of every cell with its labels and their rows, in the experiment's order."""
         cells = []
-        for cell in self.numbers["published"]:
-            here = [row for row in self.rows if row["cell"] == cell["cell"]]
-            arms = [
-                (arm.label, rows)
-                for arm in self.experiment.arms
-                if (rows := [row for row in here if row["label"] == arm.label])
-            ]
-            if arms:
-                cells.append((wording.cell(cell["cell"]), arms))
+        for cell in (one["cell"] for one in self.numbers["published"]):
+            labels = [arm.label for arm in self.experiment.arms]
+            arms = [(label, matching(self.rows, cell, label)) for label in labels]
+            if any(rows for _, rows in arms):
+                cells.append((wording.cell(cell), [(label, rows) for label, rows in arms if rows]))
         return cells
 
 
@@ -119,9 +115,8 @@ def _accuracy_by(x: str, label: str, title: str, material: _Material) -> Plot:
     caption = BAND
     if without:
         caption += f" Not drawn, since their epsilon is infinite: {', '.join(without)}."
-    if not panels:
-        caption = "There is no curve to draw: no run has these numbers."
-    return plot(f"accuracy-by-{x}", title, caption, panels)
+    empty = "There is no curve to draw: no run has these numbers."
+    return plot(f"accuracy-by-{x}", title, caption, panels, empty)
 
 
 def _epsilon_by_epoch(material: _Material) -> Plot:
@@ -156,10 +151,9 @@ def _epsilon_by_epoch(material: _Material) -> Plot:
         "Formal epsilon of all that is released, by the joint accountant. Hollow diamonds at the "
         "last epoch: the papers' figure of one group alone, a diagnostic, not a guarantee."
     )
-    if not panels:
-        caption = "There is nothing to draw: epsilon is infinite for every method."
+    empty = "There is nothing to draw: epsilon is infinite for every method."
     drawn = [panel for _, panel in panels.values()]
-    return plot("epsilon-by-epoch", "Formal epsilon by epoch", caption, drawn)
+    return plot("epsilon-by-epoch", "Formal epsilon by epoch", caption, drawn, empty)
 
 
 def _stages(material: _Material) -> Plot:
@@ -176,13 +170,12 @@ def _stages(material: _Material) -> Plot:
         "Means over the matrix groups of a stage. The shaded range is the interval within which "
         "memory is not tempered; lambda is 1 - exp(-distance to it)."
     )
-    if not panels:
-        caption = "There is nothing to draw: no run has recorded exponents."
-    return plot("stages", "Spectrum and memory by stage over training", caption, panels)
+    empty = "There is nothing to draw: no run has recorded exponents."
+    return plot("stages", "Spectrum and memory by stage over training", caption, panels, empty)
 
 
-def _ends(values: Mapping[str, Any] | None) -> tuple[float | None, float | None]:
-    return (values.get("low"), values.get("high")) if values else (None, None)
+def _ends(values: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    return values.get("low"), values.get("high")
 
 
 def _final_accuracy(material: _Material) -> Plot:
@@ -192,14 +185,12 @@ def _final_accuracy(material: _Material) -> Plot:
     for cell in material.numbers["published"]:
         dots, base = [], None
         for line in cell["lines"]:
-            ours, paper = line.get("accuracy"), line["paper"]
-            if ours is None and "accuracy" not in paper:
-                continue
-            style = material.styles.get(line["label"], reference())
-            mean = ours and ours["mean"]
-            printed = (paper.get("accuracy"), _ends(paper))
-            dots.append(Dot(line["label"], style, mean, _ends(ours), *printed))
-            base = mean if line["label"] == compared else base
+            ours, paper = line.get("accuracy", {}), line["paper"]
+            if ours or "accuracy" in paper:
+                style = material.styles.get(line["label"], reference())
+                shown = (ours.get("mean"), _ends(ours), paper.get("accuracy"), _ends(paper))
+                dots.append(Dot(line["label"], style, *shown))
+                base = ours.get("mean") if line["label"] == compared else base
         if dots:
             title = wording.cell(cell["cell"])
             panels.append(dot_panel(title, "final test accuracy", dots, base=base))
@@ -254,9 +245,8 @@ def _depth_by_interval(material: _Material) -> Plot:
         "Unweighted means over matrix groups and the steps from window - 1 on. "
         f"{_INTERVALS} Memory ratio: norm of the memory branch over norm of the release."
     )
-    if not panels:
-        caption = "There is nothing to draw: no run has recorded its memory."
-    return plot("depth-by-interval", "Memory depth and ratio by interval", caption, panels)
+    empty = "There is nothing to draw: no run has recorded its memory."
+    return plot("depth-by-interval", "Memory depth and ratio by interval", caption, panels, empty)
 
 
 def _fair_accuracy(material: _Material) -> Plot:
@@ -279,10 +269,9 @@ def _fair_accuracy(material: _Material) -> Plot:
         "The same formal epsilon for every method, learning rates chosen on images that no run "
         f"trains on. {_INTERVALS}"
     )
-    if not panels:
-        caption = "The fair column has not been run yet."
     title = "The fair comparison: accuracy at equal epsilon"
-    return plot("fair-accuracy", title, caption, panels)
+    empty = "The fair column has not been run yet."
+    return plot("fair-accuracy", title, caption, panels, empty)
 
 
 def _points(label: str, style: Style, cells: Sequence[Numbers]) -> Line | None:
@@ -319,8 +308,8 @@ def _errors(numbers: Numbers, measure: str, name: str, label: str) -> Plot:
         if lines:
             title = f"{panel['panel']}: {panel['varied']} varies"
             panels.append(line_panel(title, (panel["varied"], label), lines, log=True))
-    caption = "Synthetic gradients; both axes are logarithmic." if panels else "No point is done."
-    return plot(name, label.capitalize(), caption, panels)
+    caption = "Synthetic gradients; both axes are logarithmic."
+    return plot(name, label.capitalize(), caption, panels, "No point is done.")
 
 
 _MAKERS: dict[str, Callable[[_Material], Plot]] = {

@@ -145,10 +145,12 @@ def columns_of(panels: Sequence[Panel]) -> int:
     return min(range(3, min(count, 8)), key=lambda columns: (-count % columns, -columns))
 
 
-def plot(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Plot:
-    """Draw the panels into one SVG document; an empty plot where there are none."""
+def plot(
+    name: str, title: str, caption: str, panels: Sequence[Panel], empty: str | None = None
+) -> Plot:
+    """Draw the panels into one SVG document; where there are none, `empty` is all there is."""
     if not panels:
-        return Plot(name, title, caption)
+        return Plot(name, title, caption if empty is None else empty)
     words = " ".join(f"{p.title}: {p.words}" if p.title else p.words for p in panels)
     with styled():
         svg = _svg(figure_of(title, panels), title, words)

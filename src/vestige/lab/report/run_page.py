@@ -10,7 +10,7 @@ from typing import Any
 
 from vestige.checks import is_number, round_up
 from vestige.lab import rendering, wording
-from vestige.lab.report.downloads import Download
+from vestige.lab.report.downloads import download
 from vestige.lab.report.plots import Plot
 from vestige.lab.report.run_data import Run
 from vestige.lab.spectrum_report import Layer, layer_table
@@ -20,6 +20,10 @@ from vestige.privacy.ledger import Event
 
 Pairs = list[tuple[str, str]]
 _PLACES = ("folder", "data_dir")  # where the files lay is not told
+_ACCURACIES = {
+    "accuracy": "held-out accuracy",
+    "averaged_accuracy": "with averaged weights",
+}
 _NAMES = {
     "model": "model",
     "parameters": "parameters",
@@ -32,6 +36,11 @@ _NAMES = {
     "clipping": "clipping",
     "device": "device",
 }
+# Of the command for a run, in order; the method's settings stand behind its name.
+_OPTIONS = (
+    *"dataset model method epsilon noise_multiplier delta accountant lot steps clip".split(),
+    *"clipping lr seed averaging history_dtype train_size test_size".split(),
+)
 _PAPERS_FIGURE = (
     "The papers' figure is their RDP value at sigma/beta of one clipping group alone. It is a "
     "diagnostic, not a guarantee: a reader of the model sees every group."
@@ -42,6 +51,10 @@ def run_page(run: Run, plots: Mapping[str, Plot], layers: Sequence[Layer]) -> st
     """The page as text."""
     result = run.result
     method = METHODS.get(str(result["method"]))
+    summary = method.summary[:1].upper() + method.summary[1:] if method else ""
+    measured = [
+        (label, f"{result[name]:.2%}") for name, label in _ACCURACIES.items() if name in result
+    ]
     steps = "1 step" if result["steps"] == 1 else f"{result['steps']:,} steps"
     finite = result["epsilon"] is not None and result["guarantee"] != "none"
     marginal = _papers_figure(run) if finite else None
@@ -64,10 +77,10 @@ def run_page(run: Run, plots: Mapping[str, Plot], layers: Sequence[Layer]) -> st
         finite=finite,
         mechanism=_mechanism(result, marginal),
         notes=_notes(result, marginal),
-        method="" if method is None else f"{_capital(method.summary)}. {method.paper}".strip(),
+        method="" if method is None else f"{summary}. {method.paper}".strip(),
         settings=_settings(run),
-        method_settings=_values(result.get("settings") or {}),
-        tiles=_tiles(result),
+        method_settings=[(n, wording.value(v)) for n, v in (result.get("settings") or {}).items()],
+        tiles=[*measured, ("held-out loss", wording.number(result.get("loss"), ".4f"))],
         plots=plots,
         layers=layer_table(layers, caption) if layers else None,
         files=_files(run),
@@ -79,21 +92,6 @@ def run_page(run: Run, plots: Mapping[str, Plot], layers: Sequence[Layer]) -> st
 
 def _dataset(result: Mapping[str, Any]) -> str:
     return wording.dataset(Path(str(result["dataset"])).name)
-
-
-def _capital(sentence: str) -> str:
-    return f"{sentence[:1].upper()}{sentence[1:]}"
-
-
-def _values(values: Mapping[str, Any]) -> Pairs:
-    return [(name, wording.value(value)) for name, value in values.items()]
-
-
-def _tiles(result: Mapping[str, Any]) -> Pairs:
-    tiles = [("held-out accuracy", f"{result['accuracy']:.2%}")]
-    if "averaged_accuracy" in result:
-        tiles.append(("with averaged weights", f"{result['averaged_accuracy']:.2%}"))
-    return [*tiles, ("held-out loss", wording.number(result.get("loss"), ".4f"))]
 
 
 def _mechanism(result: Mapping[str, Any], marginal: float | None) -> Pairs:
@@ -148,12 +146,12 @@ def _settings(run: Run) -> Pairs:
     return told
 
 
-def _files(run: Run) -> list[Download]:
+def _files(run: Run) -> list[dict[str, str]]:
     lines = "".join(f"{json.dumps(line)}\n" for line in run.lines).encode()
     return [
-        Download("metrics.jsonl", "one line for each epoch", lines),
-        Download("result.json", "", _json(run.result)),
-        Download("config.json", "", _json(run.config)),
+        download("metrics.jsonl", "one line for each epoch", lines),
+        download("result.json", "", _json(run.result)),
+        download("config.json", "", _json(run.config)),
     ]
 
 
@@ -169,27 +167,22 @@ def train_command(run: Run) -> str | None:
         return None
     method = METHODS.get(str(config.get("method")))
     defaults = method.load()().settings() if method else {}
-    settings = {
-        name: value
+    given = config | {
+        "dataset": Path(str(config.get("dataset"))).name,
+        "epsilon": config.get("target_epsilon"),
+        "steps": config["planned_steps"],
+    }
+    if given["epsilon"] is not None:
+        given["noise_multiplier"] = None
+    options = [(name, given.get(name)) for name in _OPTIONS]
+    settings = [
+        ("set", f"{name}={_word(value)}")
         for name, value in (config.get("settings") or {}).items()
         if _word(defaults.get(name)) != _word(value)
-    }
-    noise = {"epsilon": config.get("target_epsilon")}
-    if noise["epsilon"] is None:
-        noise = {"noise-multiplier": config.get("noise_multiplier")}
-    options = [
-        ("dataset", Path(str(config.get("dataset"))).name),
-        *((name, config.get(name)) for name in ("model", "method")),
-        *(("set", f"{name}={_word(value)}") for name, value in settings.items()),
-        *noise.items(),
-        *((name, config.get(name)) for name in ("delta", "accountant", "lot")),
-        ("steps", config["planned_steps"]),
-        *((name, config.get(name)) for name in ("clip", "clipping", "lr", "seed", "averaging")),
-        *((name, config.get(name)) for name in ("history_dtype", "train_size", "test_size")),
     ]
     words = [
         f"--{name.replace('_', '-')} {shlex.quote(_word(value))}"
-        for name, value in options
+        for name, value in [*options[:3], *settings, *options[3:]]
         if value is not None
     ]
     words += ["--train-loss"] if "train_loss_outside_guarantee" in run.result else []

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vestige.lab.report.curves import mean_line, stage_panels
-from vestige.lab.report.plots import Line, Plot, line_panel, look, plot, reference
+from vestige.lab.report.plots import Plot, line_panel, look, plot, reference
 from vestige.lab.report.run_data import Run
 from vestige.lab.spectrum_report import Layer, panels
 
 _MOST_SPECTRA = 12
-_NAMES = {
-    "": "held out",
-    "averaged_": "averaged weights",
-    "outside": "training loss, outside the guarantee",
-}
+_HELD_OUT, _AVERAGED = "held out", "averaged weights"
 _COURSES = {
-    "accuracy": {"test_accuracy": "", "averaged_test_accuracy": "averaged_"},
+    "accuracy": {"test_accuracy": _HELD_OUT, "averaged_test_accuracy": _AVERAGED},
     "loss": {
-        "test_loss": "",
-        "averaged_test_loss": "averaged_",
-        "train_loss_outside_guarantee": "outside",
+        "test_loss": _HELD_OUT,
+        "averaged_test_loss": _AVERAGED,
+        "train_loss_outside_guarantee": "training loss, outside the guarantee",
     },
+    # One line that is no measurement: it needs no name beside the others.
     "epsilon": {"epsilon": ""},
 }
 
@@ -38,12 +35,10 @@ def _course(run: Run) -> Plot:
     drawn = []
     for label, series in _COURSES.items():
         lines = []
-        for number, (name, of) in enumerate(series.items()):
+        for number, (name, called) in enumerate(series.items()):
             values = [line.get(name) for line in run.lines]
-            line = mean_line(_NAMES[of], look(number), [(epochs, epochs, values)])
-            if line is not None and label == "epsilon":
-                # One line that is no measurement: it needs no name beside the others.
-                line = Line("", reference(), line.x, line.y)
+            style = look(number) if called else reference()
+            line = mean_line(called, style, [(epochs, epochs, values)])
             if line is not None:
                 lines.append(line)
         if lines:
@@ -60,9 +55,8 @@ def _course(run: Run) -> Plot:
         )
     if any("train_loss_outside_guarantee" in line for line in run.lines):
         caption += " The curve of the training loss, outside the guarantee, was asked for."
-    if not drawn:
-        caption = "There is nothing to draw: the run ended before its first epoch did."
-    return plot("training", "How the run went", caption, drawn)
+    empty = "There is nothing to draw: the run ended before its first epoch did."
+    return plot("training", "How the run went", caption, drawn, empty)
 
 
 def _memory(run: Run) -> Plot:

@@ -38,6 +38,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_a_page_is_complete_and_safe(files: dict[str, str]) -> None:
     assert set(files) == {
+        "table.md",
+        "table.json",
         "fair-accuracy.svg",
         "accuracy-by-epoch.svg",
         "accuracy-by-epsilon.svg",

@@ -37,6 +37,8 @@ def test_replacing_an_experiment_keeps_its_plots(tmp_path: Path) -> None:
     """An experiment that names no figure still gets one."""
     experiment = report_toy(tmp_path, REPORT_TOY).model_copy(update={"figures": ()})
     assert set(report_files(experiment, tmp_path / "toy")) == {
+        "table.md",
+        "table.json",
         "accuracy-by-epoch.svg",
         "report.html",
     }

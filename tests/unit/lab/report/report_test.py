@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.experiments import TOY, made_row, pretend, written
 from tests.support.program import plain, run, run_json
-from vestige.lab import catalogue, report, reporting
+from vestige.lab import catalogue, report
 from vestige.lab.definition import Experiment
 from vestige.lab.grid import tasks_of
 from vestige.lab.rows import ROWS, Rows
@@ -51,7 +51,7 @@ def test_a_report_says_what_is_missing(tmp_path: Path, toy: Experiment) -> None:
     whole = (tmp_path / ROWS).read_bytes().splitlines(keepends=True)
     (tmp_path / ROWS).write_bytes(b"".join(whole[:-1]))
     rows = Rows(tmp_path).refresh()
-    reporting.write(toy, rows, tmp_path / "toy")
+    report.write_found(toy, rows, tmp_path / "toy")
     assert "| 1/2 |" in (tmp_path / "toy" / "table.md").read_text()
     numbers = summarised(toy, rows_of(toy, rows))
     assert [line["count"] for line in numbers["published"][0]["lines"]] == [2, 1]
