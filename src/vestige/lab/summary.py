@@ -26,7 +26,8 @@ def fitted(experiment: Experiment, rows: Mapping[str, Row]) -> Experiment:
     for: a command with --seeds needs no note of its own to be reported."""
     if experiment.kind != "training":
         return experiment
-    for column in COLUMNS if experiment.fair else ("published",):
+    asked = {"published": experiment.arms, "fair": experiment.fair}
+    for column in (name for name in COLUMNS if asked[name]):
         more = _one_more_seed(experiment, column)
         while all(task.hash in rows for task in tasks_of(more, rows, (column,))):
             experiment, more = more, _one_more_seed(more, column)

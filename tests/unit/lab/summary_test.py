@@ -11,7 +11,7 @@ from tests.support.experiments import TOY, quiet, stored, written
 from vestige.lab.definition import Experiment
 from vestige.lab.rows import Rows
 from vestige.lab.runner import Request
-from vestige.lab.summary import rows_of, summarised
+from vestige.lab.summary import fitted, rows_of, summarised
 
 
 @pytest.fixture
@@ -37,3 +37,9 @@ def test_the_numbers_of_a_report_by_hand(tmp_path: Path, toy: Experiment) -> Non
     assert second["against_reference"]["comparisons"] == 1
     assert second["memory"]["depth"] > 0
     assert first["paper"]["accuracy"] == 0.5
+
+
+def test_a_column_without_arms_asks_for_no_more_seeds(tmp_path: Path, toy: Experiment) -> None:
+    """Where nothing is asked for, all of it is there however many seeds there are."""
+    fair_only = toy.model_copy(update={"arms": []})
+    assert fitted(fair_only, {}).seeds == toy.seeds
