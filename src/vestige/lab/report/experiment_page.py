@@ -98,8 +98,10 @@ def _guarantee(rows: Sequence[Row], numbers: Numbers) -> dict[str, Any]:
     stated = dict.fromkeys(str(row.get("guarantee", "none")) for row in rows)
     adjacency = " / ".join(g.partition("-DP, ")[2] for g in stated if g != "none") or "none stated"
     used = dict.fromkeys(str(row["config"].get("accountant", "pld")) for row in rows)
-    deltas = ", ".join(dict.fromkeys(f"{row['delta']:g}" for row in rows))
     finite = [row["epsilon"] for row in rows if row["epsilon"] is not None]
+    deltas = ", ".join(
+        dict.fromkeys(f"{row['delta']:g}" for row in rows if row["delta"] is not None)
+    )
     head = "No guarantee"
     if finite:
         ends = dict.fromkeys(round_up(end) for end in (min(finite), max(finite)))
