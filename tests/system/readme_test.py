@@ -68,9 +68,9 @@ def test_the_epsilons_of_the_method_pages_are_those_of_the_accountant():
         assert report <= value + 1e-9 and value - report < 0.011
 
 
-def test_the_audit_table_of_the_results_is_the_one_that_the_command_wrote():
+def test_the_table_of_the_audit_page_is_the_one_that_the_command_wrote():
     written = (ROOT / "results" / "audit" / "table.md").read_text()
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = (ROOT / "docs" / "audit.md").read_text()
     rows = [line for line in written.splitlines() if line.startswith("|")]
     assert len(rows) > 30
     assert [row for row in rows if row not in page] == []
