@@ -18,6 +18,7 @@ from torch import Tensor
 from vestige.errors import PrivacyError
 from vestige.gradients.collector import Collector, ForwardRecord
 from vestige.gradients.groups import Slot
+from vestige.gradients.kernels import fused
 from vestige.gradients.refs import Ref
 from vestige.gradients.rows import Rows
 from vestige.gradients.rules.base import Uses
@@ -150,6 +151,24 @@ class BackwardPass:
         """`value` with its rows first, in the clipped sum's precision."""
         value = rows.first(value)
         return value if value.dtype == self.dtype else value.to(self.dtype)
+
+    def as_autocast(self, value: Tensor) -> Tensor:
+        """`value` as bf16 autocast hands it to a product on a GPU.
+
+        This copy is the one to keep: the weight's gradient is then made of what the product has
+        seen, as autograd makes it, and half the memory holds it.
+        """
+        if value.dtype != torch.float32 or not value.is_cuda:
+            return value
+        if not torch.is_autocast_enabled("cuda") or not fused.available():
+            return value
+        half = torch.get_autocast_dtype("cuda")
+        return value.to(half) if half == torch.bfloat16 else value
+
+    def as_factor(self, value: Tensor) -> Tensor:
+        """`value` as weights' gradients multiply it: bf16 stays what it is on a GPU."""
+        narrow = fused.multiplies(value, tf32=False) and self.dtype == torch.float32
+        return value if narrow or value.dtype == self.dtype else value.to(self.dtype)
 
     # -- in the backward pass ---------------------------------------------------------------
 

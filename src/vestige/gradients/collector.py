@@ -2,15 +2,15 @@
 
 A group whose parameters were used by one operation only is clipped and summed the moment its output
 gradient arrives: nothing is kept. All others (every group under flat clipping, tied and reused
-parameters) are held until the backward pass ends and then settled. Sums of the physical batches of
-one lot add up in the same flat buffer.
+parameters) are held until the backward pass ends and then settled. On a GPU groups wait for each
+other and are settled many at a time. Sums of the physical batches of one lot add up in the same
+flat buffer.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +18,10 @@ from torch import Tensor
 from vestige.geometry import Geometry
 from vestige.gradients.clipping import Clip
 from vestige.gradients.groups import Groups, Slot
+from vestige.gradients.together import Held, Together
 from vestige.gradients.uses import PerExample, Tied, Use, row_squares
+
+WAITING_BYTES = 2**30  # of gradients that wait for others on a GPU
 
 
 class ForwardRecord:
@@ -34,15 +37,6 @@ class ForwardRecord:
         self.by_slot.update(slot.name for slot in slots)
 
 
-@dataclass
-class _Held:
-    """A use that waits for the end of the backward pass, with its norms where they are final."""
-
-    slot: Slot
-    use: Use
-    square_norms: Tensor | None
-
-
 class Collector:
     """Clips what arrives and adds it to `total`, the flat clipped sum. Private: holds raw sums."""
 
@@ -52,7 +46,10 @@ class Collector:
         self.groups, self.clip = groups, clip
         self.total = groups.buffer()
         self._segments = {slot.name: slot.view(self.total) for slot in groups.slots}
-        self._held: dict[int, list[_Held]] = defaultdict(list)
+        self._held: dict[int, list[Held]] = defaultdict(list)
+        self._complete: list[list[Held]] = []  # groups that only wait for each other
+        self._waiting = 0  # bytes
+        self._together = Together(self.total.device) if self.total.is_cuda else None
         self._scale = 1.0
         # Of quantile clipping: sum_i (1[|g_i| <= C] - 1/2) in each group, over all g_i != 0.
         self.counts: Tensor | None = None
@@ -72,7 +69,7 @@ class Collector:
     def clear(self) -> None:
         """Start the next lot from zero."""
         self.total.zero_()
-        self._held.clear()
+        self._forget()
         if self.counts is not None:
             self.counts.zero_()
         if self.norms is not None:
@@ -81,64 +78,113 @@ class Collector:
     def begin(self, scale: float) -> None:
         """A backward pass begins; `scale` undoes a mean over the batch's rows."""
         if not self.holding:
-            self._held.clear()
+            self._forget()
         self._scale = scale
+
+    def _forget(self) -> None:
+        self._held.clear()
+        self._complete, self._waiting = [], 0
 
     def arrive(self, record: ForwardRecord, uses: Sequence[tuple[Slot, Use]]) -> None:
         """One operation's output gradient has come; `uses` are its parameters' gradients."""
         for group in {slot.group for slot, _ in uses}:
-            members = [(slot, use) for slot, use in uses if slot.group == group]
+            members = [Held(slot, use, None) for slot, use in uses if slot.group == group]
+            alone = record.by_group[group] == 1
             if self.holding:
-                self._held[group] += [_Held(slot, use, None) for slot, use in members]
+                self._held[group] += members
                 continue
-            if record.by_group[group] == 1:
+            if alone and not self._together:
                 self._settle_at_once(members)
                 continue
-            for slot, use in members:
-                # Norms are taken while the gradient is in the cache, unless more uses follow.
-                use.summed_with(self._rounding())
-                norms = use.square_norms() if record.by_slot[slot.name] == 1 else None
-                self._held[group].append(_Held(slot, use, norms))
+            for h in members:
+                # Norms are taken while the gradient is in the cache, unless more uses follow; those
+                # of small gradients that will be settled together are taken together.
+                late = self._together and isinstance(h.use, PerExample) and h.use.squares is None
+                if record.by_slot[h.slot.name] == 1 and not late:
+                    h.take_norms(self._rounding())
+            if alone:
+                self._wait(members)
+                continue
+            for h in members:
+                h.use.wait()
+            self._held[group] += members
 
     def add(self, gradients: Tensor, scale: float) -> None:
         """Clip and add the gradients of a batch that are at hand as rows (n, P) of numbers."""
         self.begin(scale)
         for slot in self.groups.slots:
             part = gradients[:, slot.start : slot.stop].reshape(-1, *slot.parameter.shape)
-            self._held[slot.group].append(_Held(slot, PerExample(part), None))
+            self._held[slot.group].append(Held(slot, PerExample(part), None))
         self.finish()
 
     def finish(self) -> None:
         """The backward pass is over: settle what was held, unless another pass is to come."""
-        while self._held and not self.holding:
+        if self.holding:
+            return
+        if self._together:
+            groups = [*self._complete, *map(_tie, self._held.values())]
+            self._forget()
+            self._settle_together(groups)
+        while self._held:
             _, held = self._held.popitem()
             self._settle(_tie(held))
 
-    def _settle_at_once(self, members: Sequence[tuple[Slot, Use]]) -> None:
+    def _wait(self, held: list[Held]) -> None:
+        """Keep a group that is complete until others are, or until too much waits."""
+        self._complete.append(held)
+        self._waiting += sum(h.use.nbytes for h in held)
+        if self._waiting > WAITING_BYTES:
+            groups, self._complete, self._waiting = self._complete, [], 0
+            self._settle_together(groups)
+
+    def _settle_together(self, groups: list[list[Held]]) -> None:
+        if not groups or self._together is None:
+            return
+        for h in (h for held in groups for h in held if not h.use.small):
+            h.take_norms(self._rounding())
+        numbers = [held[0].slot.group for held in groups]
+
+        def clip(square_norms: Tensor) -> Tensor:
+            rows = list(zip(square_norms.unbind(0), numbers, strict=True))
+            for row, group in rows:
+                self._look(row, group)
+            if len({self.clip.bounds[group] for group in numbers}) == 1:
+                return self._factors(square_norms, numbers[0])
+            return torch.stack([self._factors(row, group) for row, group in rows])
+
+        self._together.settle(groups, clip, self._segments)
+
+    def _factors(self, square_norms: Tensor, group: int) -> Tensor:
+        """Factors with the bound of `group`, zero for an example that drops out."""
+        dtype = self.total.dtype
+        bad = ~(square_norms <= self.clip.most_square(group, dtype))  # also what is not a number
+        kept = square_norms.masked_fill(bad, 0)
+        factors = self.clip.factors(kept, group, self._scale, dtype, self._rounding())
+        return factors.masked_fill_(bad, 0)
+
+    def _settle_at_once(self, members: Sequence[Held]) -> None:
         """A group used by one operation: a large use goes through a few examples at a time."""
-        small = [(slot, use) for slot, use in members if isinstance(use, PerExample)]
-        large = [(slot, use) for slot, use in members if not isinstance(use, PerExample)]
-        pieces = large[0][1].pieces() if self.in_pieces and len(large) == 1 else None
+        large = [h for h in members if not isinstance(h.use, PerExample)]
+        pieces = large[0].use.pieces() if self.in_pieces and len(large) == 1 else None
         if pieces is None:
-            self._settle([_Held(slot, use, None) for slot, use in members])
+            self._settle(members)
             return
         for rows, piece in pieces:
-            some = [_Held(slot, PerExample(use.values[rows]), None) for slot, use in small]
-            self._settle([*some, _Held(large[0][0], piece, None)])
+            some = [
+                Held(h.slot, PerExample(h.use.values[rows]), None)
+                for h in members
+                if isinstance(h.use, PerExample)
+            ]
+            self._settle([*some, Held(large[0].slot, piece, None)])
 
-    def _settle(self, held: list[_Held]) -> None:
-        square_norms: Tensor | None = None
-        for h in held:
-            if h.square_norms is None:
-                h.use.summed_with(self._rounding())
-            part = h.use.square_norms() if h.square_norms is None else h.square_norms
-            square_norms = part if square_norms is None else square_norms + part
-        assert square_norms is not None
+    def _settle(self, held: Sequence[Held]) -> None:
+        square_norms = held[0].take_norms(self._rounding())
+        for h in held[1:]:
+            square_norms = square_norms + h.take_norms(self._rounding())
         group, dtype = held[0].slot.group, self.total.dtype
         self._look(square_norms, group)
         most = self.clip.most_square(group, dtype)
-        # On a GPU looking would stall the device, and dropping nothing is cheap there.
-        if square_norms.device.type != "cpu" or not float(square_norms.sum()) <= most:
+        if not float(square_norms.sum()) <= most:
             bad = ~(square_norms <= most)  # also what is not a number
             square_norms = square_norms.masked_fill(bad, 0)
             for h in held:
@@ -167,13 +213,13 @@ class Collector:
         return 4 * torch.finfo(self.total.dtype).eps
 
 
-def _tie(held: list[_Held]) -> list[_Held]:
+def _tie(held: list[Held]) -> list[Held]:
     """One entry per parameter: several uses of one become their sum."""
-    by_slot: dict[str, list[_Held]] = defaultdict(list)
+    by_slot: dict[str, list[Held]] = defaultdict(list)
     for h in held:
         by_slot[h.slot.name].append(h)
     return [
-        uses[0] if len(uses) == 1 else _Held(uses[0].slot, Tied([h.use for h in uses]), None)
+        uses[0] if len(uses) == 1 else Held(uses[0].slot, Tied([h.use for h in uses]), None)
         for uses in by_slot.values()
     ]
 
@@ -188,6 +234,7 @@ class DenseCollector(Collector):
     def __init__(self, groups: Groups, clip: Clip, geometry: Geometry) -> None:
         super().__init__(groups, clip)
         self._geometry = geometry
+        self._together = None  # whole gradients are one group
         self.total = self.total.new_zeros(geometry.size)
 
     @property
@@ -197,9 +244,9 @@ class DenseCollector(Collector):
 
     def arrive(self, record: ForwardRecord, uses: Sequence[tuple[Slot, Use]]) -> None:
         """Hold everything until the backward pass is over."""
-        self._held[0] += [_Held(slot, use, None) for slot, use in uses]
+        self._held[0] += [Held(slot, use, None) for slot, use in uses]
 
-    def _settle(self, held: list[_Held]) -> None:
+    def _settle(self, held: Sequence[Held]) -> None:
         rows = self._rows(held)
         square_norms = row_squares(rows)
         self._look(square_norms, 0)
@@ -211,7 +258,7 @@ class DenseCollector(Collector):
         lengths = (square_norms.sqrt() * factors).masked_fill_(square_norms == 0, 0)
         self.total += self._geometry.contribution(rows, lengths, self.clip.bounds[0])
 
-    def _rows(self, held: list[_Held]) -> Tensor:
+    def _rows(self, held: Sequence[Held]) -> Tensor:
         """The gradients, an example in each row."""
         dense = [(h.slot, h.use.dense()) for h in held]
         rows = self.total.new_zeros(len(dense[0][1]), self.groups.size)

@@ -21,10 +21,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from vestige.gradients.kernels import fused, reference
+from vestige.gradients.kernels.bounds import accumulation
+
 
 def zero_rows(values: Tensor, bad: Tensor) -> Tensor:
     """A copy of `values` whose rows marked in `bad` are zero. (Multiplying would keep 0*inf.)"""
-    return values.masked_fill(bad.view(-1, *[1] * (values.ndim - 1)), 0)
+    return torch.where(bad.view(-1, *[1] * (values.ndim - 1)), 0, values)
 
 
 def row_squares(values: Tensor, factor: bool = False) -> Tensor:
@@ -34,6 +37,8 @@ def row_squares(values: Tensor, factor: bool = False) -> Tensor:
     """
     flat = values if values.ndim == 2 else values.reshape(len(values), -1)
     width = flat.shape[1]
+    if fused.multiplies(flat, tf32=True) and flat.numel() > 0 and flat.stride(1) == 1:
+        return fused.row_squares(flat, limited=factor)
     if flat.device.type == "cpu" and flat.dtype == torch.float32 and width > 256:
         # A long float32 sum of equal squares rounds all one way. Short blocks and torch.sum, which
         # adds in a tree, do not, and are fast; they serve where nothing over- or underflows.
@@ -49,6 +54,18 @@ def row_squares(values: Tensor, factor: bool = False) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
     squares = norms.square_()
     return limited(squares, values.dtype) if factor else squares
+
+
+def product_squares(product: Tensor) -> Tensor:
+    """`row_squares` of products that are held here alone: on a GPU what is not finite becomes 0."""
+    flat = product.flatten(1)
+    emptied = fused.multiplies(product, tf32=True) and product.numel() > 0
+    return fused.row_squares(flat, empty=True) if emptied else row_squares(product)
+
+
+def without(product: Tensor, bad: Tensor) -> Tensor:
+    """The same products with the rows marked in `bad` gone: a factor of zero is enough on a GPU."""
+    return product if fused.multiplies(product, tf32=True) else zero_rows(product, bad)
 
 
 def limited(squares: Tensor, dtype: torch.dtype) -> Tensor:
@@ -103,6 +120,13 @@ class Use(ABC):
     shape: tuple[int, ...]
     dtype: torch.dtype
     rounding = 0.0  # of the sum's arithmetic, relative: see `gram_norms`
+    slack: Tensor | None = None  # what certified norms hold for the rounding of the sum, (n,)
+    small = False  # whether many of them are best handled as one tensor
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it holds."""
+        return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
 
     def summed_with(self, rounding: float) -> None:
         """The sum of this use will be rounded so much; to be said before its norms are taken."""
@@ -122,7 +146,10 @@ class Use(ABC):
 
     @abstractmethod
     def drop(self, bad: Tensor) -> None:
-        """Forget the examples marked in `bad` (n,): they contribute nothing."""
+        """Forget the examples marked in `bad` (n,), whose factors will be zero."""
+
+    def wait(self) -> None:  # noqa: B027 (most have nothing to forget)
+        """Nothing more is asked until the backward pass ends: what can be made again may go."""
 
     def pieces(self) -> Iterator[tuple[slice, Use]] | None:
         """The use of a few examples at a time, where that is cheaper than all of them at once."""
@@ -132,12 +159,14 @@ class Use(ABC):
 class PerExample(Use):
     """Gradients held as they are: (n, *shape)."""
 
+    small = True
+
     def __init__(self, values: Tensor, squares: Tensor | None = None) -> None:
-        self.values, self._squares = values, squares
+        self.values, self.squares = values, squares
         self.shape, self.dtype = tuple(values.shape[1:]), values.dtype
 
     def square_norms(self) -> Tensor:
-        return row_squares(self.values) if self._squares is None else self._squares
+        return row_squares(self.values) if self.squares is None else self.squares
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:
         add_product(self.values, factors, total)
@@ -150,13 +179,20 @@ class PerExample(Use):
 
 
 class Outer(Use):
-    """Gradients that are sums of outer products: sum_t g[i, t] a[i, t]^T, of shape (p, d)."""
+    """Gradients that are sums of outer products: sum_t g[i, t] a[i, t]^T, of shape (p, d).
+
+    On a GPU, in bf16 or where TF32 is allowed, norms and sums over positions are certified and
+    computed in that precision (`kernels`, docs/numerics.md).
+    """
 
     def __init__(self, a: Tensor, g: Tensor, g_squares: Tensor | None = None) -> None:
         # (n, d) means one product per example; (n, t, d) a sum over t of them.
-        self.a, self.g, self._g_squares = a, g, g_squares
-        self.shape, self.dtype = (g.shape[-1], a.shape[-1]), g.dtype
+        self.shape, self._g_squares = (g.shape[-1], a.shape[-1]), g_squares
+        self.dtype = torch.promote_types(g.dtype, torch.float32)
+        narrow = a.ndim == 3 and a.dtype == g.dtype
+        self.a, self.g = (a, g) if narrow else (a.to(self.dtype), g.to(self.dtype))
         self._product: Tensor | None = None
+        self._certified = False  # whether the factors are as the fused kernels multiply them
 
     @property
     def terms(self) -> int:
@@ -168,31 +204,39 @@ class Outer(Use):
             squares = row_squares(self.g, factor=True) if squares is None else squares
             return row_squares(self.a, factor=True).mul_(squares)
         t, (p, d) = self.terms, self.shape
-        if t * (p + d) <= p * d:
+        if t * (p + d) > p * d:
+            # The product is smaller than its factors: keep it instead of them.
+            self._product = self.dense()
+            self.a = self.g = self._product.new_empty(0)
+            return product_squares(self._product)
+        if not fused.covers(self.a, self.g):
             return gram_norms(self.a.double(), self.g.double(), self.dtype, self.rounding)
-        # The product is smaller than its factors: keep it instead of them.
-        self._product = torch.bmm(self.g.transpose(1, 2), self.a)
-        self.a = self.g = self._product.new_empty(0)
-        return row_squares(self._product)
+        self.a, self.g = fused.arranged_pair(self.a, self.g)
+        self._certified = True
+        squares, self.slack = fused.square_norms(self.a, self.g)
+        return squares
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:
         if self._product is not None:
             add_product(self._product, factors, total)
-            return
-        scaled = self.g * factors.view(-1, *[1] * (self.g.ndim - 1))
-        total.addmm_(scaled.flatten(0, -2).t(), self.a.flatten(0, -2))
+        elif self._certified:
+            fused.add_weighted(self.a, self.g, factors, total)
+        else:
+            scaled = self.g * factors.view(-1, *[1] * (self.g.ndim - 1))
+            total.addmm_(scaled.flatten(0, -2).t(), self.a.flatten(0, -2).to(self.dtype))
 
     def dense(self) -> Tensor:
         if self._product is not None:
             return self._product
         if self.a.ndim == 2:
             return self.g.unsqueeze(2) * self.a.unsqueeze(1)
-        return torch.bmm(self.g.transpose(1, 2), self.a)
+        p, d = self.shape
+        return reference.product_sums(self.a, self.g)[:, :p, :d]
 
     def drop(self, bad: Tensor) -> None:
         if self._product is not None:
-            self._product = zero_rows(self._product, bad)
-        else:
+            self._product = without(self._product, bad)
+        elif not self._certified:  # the fused sum passes over a factor of zero
             self.a, self.g = zero_rows(self.a, bad), zero_rows(self.g, bad)
 
 
@@ -210,8 +254,10 @@ class LookedUp(Use):
         same = self.indices.unsqueeze(1) == self.indices.unsqueeze(2)
         g = self.g.double()
         gram = torch.bmm(g, g.transpose(1, 2))
-        scale = limited(gram.diagonal(dim1=1, dim2=2), self.dtype).sqrt().sum(1).square_()
-        slack = scale.mul_(rounding_unit(self.g.dtype, self.shape[1]))
+        terms = limited(gram.diagonal(dim1=1, dim2=2), self.dtype).sqrt().sum(1)
+        if g.is_cuda:
+            self.slack = terms * accumulation(g.shape[1], self.dtype)
+        slack = terms.square().mul_(rounding_unit(self.g.dtype, self.shape[1]))
         return gram.mul_(same).sum((1, 2)).clamp_(min=0).add_(slack)
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:
@@ -236,6 +282,10 @@ class Viewed(Use):
         self.size, self.stride = tuple(view.shape), view.stride()
         self.offset = view.storage_offset() - parameter.storage_offset()
 
+    @property
+    def nbytes(self) -> int:
+        return self.use.nbytes
+
     def span(self) -> tuple[int, int]:
         """First and last position in the flattened parameter that the view touches."""
         last = sum((int(s) - 1) * int(k) for s, k in zip(self.size, self.stride, strict=True))
@@ -246,6 +296,9 @@ class Viewed(Use):
 
     def square_norms(self) -> Tensor:
         return self.use.square_norms()
+
+    def wait(self) -> None:
+        self.use.wait()
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:
         at = total.storage_offset() + self.offset
@@ -291,6 +344,9 @@ class Tied(Use):
             assert cross is not None
             total = total + 2 * cross
         joint = total.clamp_(min=0).add_(terms.square().mul_(4 * unit))
+        slacks = [u.slack for u in self.uses if u.slack is not None]
+        if len(slacks) == len(self.uses):  # twice: cross terms round, too, by less than the sum
+            return joint.sqrt_().add_(torch.stack(slacks).sum(0), alpha=2).square_()
         if self.rounding <= COARSE:
             return joint
         return joint.sqrt_().add_(terms.mul_(self.rounding)).square_()
@@ -336,5 +392,6 @@ def _cross(left: Use, right: Use) -> Tensor | float | None:
         g = right.g if right.g.ndim == 3 else right.g.unsqueeze(1)
         a = right.a if right.a.ndim == 3 else right.a.unsqueeze(1)
         picked = g.gather(2, left.indices.unsqueeze(1).expand(-1, g.shape[1], -1)).double()
-        return (picked * torch.bmm(a.double(), left.g.double().transpose(1, 2))).sum((1, 2))
+        a = a[..., : right.shape[1]].double()
+        return (picked * torch.bmm(a, left.g.double().transpose(1, 2))).sum((1, 2))
     return None

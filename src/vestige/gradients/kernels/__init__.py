@@ -27,7 +27,8 @@ __all__ = ["add_weighted", "as_multiplied", "clip_factors", "square_norms"]
 def as_multiplied(values: Tensor) -> Tensor:
     """`values` rounded once to what a product sees, so that norm and sum see the same numbers.
 
-    On a GPU they are also laid out as the fused kernels like them: call it once for both.
+    On a GPU they are also laid out as the fused kernels like them, which may put zeros behind the
+    last position or feature: call it once for norm and sum.
     """
     return fused.arranged(values) if fused.covers(values, values) else reference.rounded(values)
 
@@ -39,7 +40,7 @@ def square_norms(a: Tensor, g: Tensor) -> Tensor:
     something that is not finite, or is too large for a sum in float32, has an infinite norm.
     """
     if fused.covers(a, g):
-        return fused.square_norms(a, g)
+        return fused.square_norms(a, g)[0]
     if prefers_gram(a.shape[1], g.shape[2], a.shape[2], a.dtype):
         return reference.gram_norms(a, g)
     return reference.product_norms(a, g)

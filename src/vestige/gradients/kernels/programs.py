@@ -23,21 +23,131 @@ def _load(base, rows, columns, t, width, by_row, by_column, MASKED: tl.constexpr
 
 
 @triton.jit
+def _rounded(x):
+    """float32 rounded to TF32, to nearest; what is not finite stays as it is."""
+    bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return tl.where(tl.abs(x) < float("inf"), bits.to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
 def arrange(
-    values, out, t, width, down, across,
+    values, out, t, width, wide_t, wide, down, across,
     by_record, by_row, by_column, out_record, out_row, out_column,
-    ROUND: tl.constexpr, BLOCK: tl.constexpr,
+    ROUND: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A copy of `values` in other strides, float32 rounded to TF32 on the way."""
+    """A copy of `values` (t, width) in other strides, zero in the rest of (wide_t, wide); float32
+    rounded to TF32 on the way."""
     block, record = tl.program_id(0), (tl.program_id(0) // (down * across)).to(tl.int64)
-    rows = block // across % down * BLOCK + tl.arange(0, BLOCK)
+    rows = block // across % down * BLOCK_T + tl.arange(0, BLOCK_T)
     columns = block % across * BLOCK + tl.arange(0, BLOCK)
     x = _load(values + record * by_record, rows, columns, t, width, by_row, by_column, True)
     if ROUND:
-        bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
-        x = tl.where(tl.abs(x) < float("inf"), bits.to(tl.float32, bitcast=True), x)
+        x = _rounded(x)
     where = out + record * out_record + rows[:, None] * out_row + columns[None, :] * out_column
-    tl.store(where, x, mask=(rows[:, None] < t) & (columns[None, :] < width))
+    tl.store(where, x, mask=(rows[:, None] < wide_t) & (columns[None, :] < wide))
+
+
+@triton.jit
+def unfold(
+    x, out, d, t, wide_t, down, across, high, wide, out_wide, taps_high, taps_wide,
+    step_high, step_wide, pad_high, pad_wide, apart_high, apart_wide,
+    by_record, by_channel, by_row, by_column,
+    ROUND: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """out[i] (d, wide_t) = the receptive fields of image i, a column for each output position."""
+    block, record = tl.program_id(0), (tl.program_id(0) // (down * across)).to(tl.int64)
+    fields = block // across % down * BLOCK_D + tl.arange(0, BLOCK_D)
+    places = block % across * BLOCK_T + tl.arange(0, BLOCK_T)
+    taps = taps_high * taps_wide
+    channel, tap = fields // taps, fields % taps
+    row = (places // out_wide * step_high - pad_high)[None, :]
+    row += (tap // taps_wide * apart_high)[:, None]
+    column = (places % out_wide * step_wide - pad_wide)[None, :]
+    column += (tap % taps_wide * apart_wide)[:, None]
+    inside = (row >= 0) & (row < high) & (column >= 0) & (column < wide)
+    inside &= (fields[:, None] < d) & (places[None, :] < t)
+    where = x + record * by_record + channel[:, None] * by_channel
+    values = tl.load(where + row * by_row + column * by_column, mask=inside, other=0.0)
+    if ROUND:
+        values = _rounded(values)
+    at = out + record * d * wide_t + fields[:, None] * wide_t + places[None, :]
+    tl.store(at, values, mask=(fields[:, None] < d) & (places[None, :] < wide_t))
+
+
+@triton.jit
+def row_squares(
+    values, out, width, part, by_row,
+    EMPTY: tl.constexpr, LIMITED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out[i, j] = the sum of squares of a part of row i.
+
+    EMPTY: a part that is not finite becomes zero. LIMITED: what float32 could not hold is infinite.
+    """
+    row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    start, within = values + row * by_row, tl.arange(0, BLOCK)
+    first, last = which * part, min((which + 1) * part, width)
+    total = tl.zeros((BLOCK,), tl.float64)
+    for at in range(first, last, BLOCK):
+        x = tl.load(start + at + within, mask=at + within < last, other=0.0).to(tl.float64)
+        total += x * x
+    square = tl.sum(total, 0)
+    lost = (square != square) | (square == float("inf"))
+    if LIMITED:
+        square = tl.where(square > 3.4028234663852886e38, float("inf"), square)
+    tl.store(out + row * tl.num_programs(1) + which, tl.where(lost, float("inf"), square))
+    if EMPTY:  # noqa: SIM102 (known when compiled)
+        if lost:
+            for at in range(first, last, BLOCK):
+                zero = tl.zeros((BLOCK,), tl.float32)
+                tl.store(start + at + within, zero, mask=at + within < last)
+
+
+@triton.jit
+def position_sums(
+    x, g, means, scales, weights, biases, t, width, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Of a layer norm's g (t, width): its sums over positions, times the normal x and alone."""
+    record = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    weight = tl.zeros((BLOCK_T, BLOCK), tl.float32)
+    bias = tl.zeros((BLOCK_T, BLOCK), tl.float32)
+    for start in range(0, t, BLOCK_T):
+        rows = start + tl.arange(0, BLOCK_T)
+        at = record * t + rows
+        mean = tl.load(means + at, mask=rows < t, other=0.0).to(tl.float32)
+        scale = tl.load(scales + at, mask=rows < t, other=0.0).to(tl.float32)
+        where, inside = at[:, None] * width + columns[None, :], columns[None, :] < width
+        inside &= rows[:, None] < t
+        value = tl.load(x + where, mask=inside, other=0.0).to(tl.float32)
+        slope = tl.load(g + where, mask=inside, other=0.0).to(tl.float32)
+        weight += slope * ((value - mean[:, None]) * scale[:, None])
+        bias += slope
+    out = record * width + columns
+    tl.store(weights + out, tl.sum(weight, 0), mask=columns < width)
+    tl.store(biases + out, tl.sum(bias, 0), mask=columns < width)
+
+
+@triton.jit
+def channel_sums(
+    x, g, means, scales, weights, biases, count, size, grouped,
+    BLOCK_R: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same of a group norm: `count` channels of all records, `grouped` of them to a mean."""
+    rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    mean = tl.load(means + rows // grouped, mask=rows < count, other=0.0).to(tl.float32)
+    scale = tl.load(scales + rows // grouped, mask=rows < count, other=0.0).to(tl.float32)
+    weight = tl.zeros((BLOCK_R, BLOCK), tl.float32)
+    bias = tl.zeros((BLOCK_R, BLOCK), tl.float32)
+    for start in range(0, size, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        where = rows[:, None].to(tl.int64) * size + columns[None, :]
+        inside = (rows[:, None] < count) & (columns[None, :] < size)
+        value = tl.load(x + where, mask=inside, other=0.0).to(tl.float32)
+        slope = tl.load(g + where, mask=inside, other=0.0).to(tl.float32)
+        weight += slope * ((value - mean[:, None]) * scale[:, None])
+        bias += slope
+    tl.store(weights + rows, tl.sum(weight, 1), mask=rows < count)
+    tl.store(biases + rows, tl.sum(bias, 1), mask=rows < count)
 
 
 @triton.jit
@@ -110,7 +220,10 @@ def certify(
     partial, squares, out, blocks, tiles, t, d, p, depth, summed,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = the certified squared norm of row i: `bounds.certified` of the product form."""
+    """out[0, i] = the certified squared norm of row i: `bounds.certified` of the product form.
+
+    out[1, i] = what the sum's own rounding has in it.
+    """
     record = tl.program_id(0).to(tl.int64)
     within = tl.arange(0, BLOCK)
     products = tl.zeros((BLOCK,), tl.float64)
@@ -137,15 +250,16 @@ def certify(
     # normal number may be lost.
     norm = tl.sqrt(tl.sum(total, 0)) * (1 + summed.to(tl.float64) * unit)
     norm += tl.sqrt(high * wide * tiny) + depth.to(tl.float64) * unit * sums + lost
-    bound = tl.where(norm < sums, norm, sums) + depth.to(tl.float64) * unit * sums + lost
-    bound = tl.where(sums == 0, 0.0, bound)
+    slack = depth.to(tl.float64) * unit * sums + lost
+    bound = tl.where(sums == 0, 0.0, tl.where(norm < sums, norm, sums) + slack)
     largest = 1.2676506002282294e30  # bounds.LARGEST_TERMS
     tl.store(out + record, tl.where(sums <= largest, bound * bound, float("inf")))
+    tl.store(out + tl.num_programs(0) + record, tl.where(sums == 0, 0.0, slack))
 
 
 @triton.jit
 def weighted_tiles(
-    a, g, factors, out, n, t, d, p,
+    a, g, factors, out, n, t, d, p, out_d, out_p,
     a_record, a_row, a_column, g_record, g_row, g_column, out_part, out_row, records,
     ADD: tl.constexpr, CHUNK: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
@@ -173,7 +287,7 @@ def weighted_tiles(
             part = tl.zeros((BLOCK_P, BLOCK_D), tl.float32)
     where = out + part_of.to(tl.int64) * out_part + down[:, None].to(tl.int64) * out_row
     where += along[None, :]
-    inside = (down[:, None] < p) & (along[None, :] < d)
+    inside = (down[:, None] < out_p) & (along[None, :] < out_d)
     if ADD:
         whole += tl.load(where, mask=inside, other=0.0)
     tl.store(where, whole, mask=inside)

@@ -3,12 +3,14 @@
 With a the (d, t) columns of an example's padded input (d = channels x kernel, t = output positions)
 and g its (p, t) output gradient, the example's weight gradient is g a^T. Where t is large that
 product is formed for a few examples at a time; where t is small its norm comes from two t x t Gram
-matrices and the clipped sum from the ordinary weight gradient of the scaled output gradient.
+matrices and the clipped sum from the ordinary weight gradient of the scaled output gradient, or, on
+tensor cores, both from the fused kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vestige.gradients.kernels import fused, reference
 from vestige.gradients.refs import Ref, Uncovered
 from vestige.gradients.rows import Rows
 from vestige.gradients.rules.base import Uses, plain, rule
@@ -24,7 +27,8 @@ from vestige.gradients.uses import (
     Use,
     add_product,
     gram_norms,
-    row_squares,
+    product_squares,
+    without,
     zero_rows,
 )
 
@@ -33,6 +37,18 @@ if TYPE_CHECKING:
 
 # Numbers held at a time: about what a CPU's cache takes, many for a GPU.
 NUMBERS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}
+COLUMNS_AT_ONCE = 2**27  # numbers, where tensor cores read them
+
+
+@contextmanager
+def _tf32_products() -> Iterator[None]:
+    """float32 products on tensor cores, where convolutions are allowed them anyway."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @dataclass(frozen=True)
@@ -92,6 +108,14 @@ class Geometry:
         fields = channels // self.groups * torch.Size(self.kernel).numel()
         return view.reshape(n * self.groups, fields, positions)
 
+    def unfolding(self, out: tuple[int, ...]) -> fused.Unfolding:
+        """The same as the fused kernels take it, a convolution of one axis as one of two."""
+        first = [left for left, _ in self.padding]
+        one = len(out) == 1
+        pairs = [self.kernel, self.stride, tuple(first), self.dilation, out]
+        fill = (1, 1, 0, 1, 1)
+        return fused.Unfolding(*((f, *p) if one else p for f, p in zip(fill, pairs, strict=True)))
+
     def weight_gradient(self, x: Tensor, g: Tensor, weight: Tensor) -> Tensor:
         """The ordinary weight gradient, summed over the examples."""
         symmetric = all(left == right for left, right in self.padding)
@@ -120,10 +144,20 @@ class Convolved(Use):
         self, x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, product: bool = False
     ) -> None:
         self.x, self.g, self.weight, self.geometry = x, g, weight, geometry
-        self.shape, self.dtype = tuple(weight.shape), g.dtype
+        self.shape, self.dtype = tuple(weight.shape), torch.promote_types(g.dtype, torch.float32)
         self.out = tuple(g.shape[2:])
         self._product: Tensor | None = None
         self._want_product = product
+        self._factors: tuple[Tensor, Tensor] | None = None
+        self._fused = (
+            geometry.groups == 1
+            and len(self.out) <= 2
+            and x.dtype == g.dtype
+            and fused.multiplies(x, torch.backends.cudnn.allow_tf32)
+            and min(*x.shape, *g.shape) > 0
+        )
+        if not self._fused:
+            self.x, self.g = x.to(self.dtype), g.to(self.dtype)
 
     @property
     def _positions(self) -> int:
@@ -148,20 +182,56 @@ class Convolved(Use):
 
     def square_norms(self) -> Tensor:
         if self._gram_ratio <= 1 and not self._want_product:
-            return self._norms_from_grams()
-        rows = self._chunks(self.weight.numel())
-        self._product = torch.cat([self._products(r) for r in rows])
+            return self._certified_norms() if self._fused else self._norms_from_grams()
+        at_once = COLUMNS_AT_ONCE if self._fused else None
+        products = [self._products(r) for r in self._chunks(self.weight.numel(), at_once)]
+        self._product = torch.cat(products) if len(products) > 1 else products[0]
         self.x = self.g = self.weight.new_empty(0)  # the product says all
-        return row_squares(self._product)
+        return product_squares(self._product)
 
-    def _chunks(self, extra: int = 0) -> list[slice]:
+    def _certified_norms(self) -> Tensor:
+        norms, slacks = [], []
+        for rows in self._chunks(at_once=2 * COLUMNS_AT_ONCE):
+            a, g = self._as_multiplied(rows)
+            squares, slack = fused.square_norms(a, g)
+            norms.append(squares)
+            slacks.append(slack)
+            self._factors = a, g
+        if len(norms) > 1:
+            self._factors = None
+        self.slack = torch.cat(slacks)
+        return torch.cat(norms)
+
+    def _as_multiplied(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Columns and output gradients, (n, t, d) and (n, t, p), as the fused kernels take them."""
+        a = fused.unfolded(self._images(rows), self.geometry.unfolding(self.out), rounded=True)
+        return a, fused.arranged(self.g[rows].flatten(2).transpose(1, 2))
+
+    def _images(self, rows: slice) -> Tensor:
+        return self.x[rows] if len(self.out) == 2 else self.x[rows].unsqueeze(2)
+
+    def wait(self) -> None:
+        self._factors = None
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + sum(factor.nbytes for factor in self._factors or ())
+
+    def _chunks(self, extra: int = 0, at_once: int | None = None) -> list[slice]:
         """Examples whose columns (and `extra` numbers each) fit the cache together."""
         columns = self.weight[0].numel() * self.geometry.groups * self._positions
-        size = NUMBERS_AT_ONCE.get(self.x.device.type, 2**21) // (columns + extra)
+        numbers = at_once or NUMBERS_AT_ONCE.get(self.x.device.type, 2**21)
+        size = numbers // (columns + extra)
         return [slice(i, i + max(1, size)) for i in range(0, len(self.x), max(1, size))]
 
     def _products(self, rows: slice) -> Tensor:
         g = self.g[rows]
+        if self._fused:
+            how = self.geometry.unfolding(self.out)
+            a = fused.unfolded(self._images(rows), how, rounded=False)[:, : self._positions]
+            with _tf32_products():
+                product = reference.product_sums(a, g.flatten(2).transpose(1, 2))
+            return product.view(len(g), *self.shape)
         columns = self.geometry.columns(self.x[rows], self.out)
         factors = g.reshape(columns.shape[0], -1, columns.shape[2])
         return torch.bmm(factors, columns.transpose(1, 2)).view(len(g), *self.shape)
@@ -179,8 +249,17 @@ class Convolved(Use):
         if self._product is not None:
             add_product(self._product, factors, total)
             return
-        scaled = self.g * factors.view(-1, *[1] * (self.g.ndim - 1))
-        total.add_(self.geometry.weight_gradient(self.x, scaled, self.weight))
+        if not self._fused:
+            scaled = self.g * factors.view(-1, *[1] * (self.g.ndim - 1))
+            total.add_(self.geometry.weight_gradient(self.x, scaled, self.weight))
+            return
+        flat = total.view(len(total), -1) if total.is_contiguous() else None
+        into = total.new_zeros(len(total), total[0].numel()) if flat is None else flat
+        for rows in self._chunks(at_once=2 * COLUMNS_AT_ONCE):
+            a, g = self._factors or self._as_multiplied(rows)
+            fused.add_weighted(a, g, factors[rows], into)
+        if flat is None:
+            total.add_(into.view(total.shape))
 
     def dense(self) -> Tensor:
         if self._product is not None:
@@ -189,8 +268,8 @@ class Convolved(Use):
 
     def drop(self, bad: Tensor) -> None:
         if self._product is not None:
-            self._product = zero_rows(self._product, bad)
-        else:
+            self._product = without(self._product, bad)
+        elif not self._fused:  # the fused sum passes over a factor of zero
             self.x, self.g = zero_rows(self.x, bad), zero_rows(self.g, bad)
 
 
@@ -210,18 +289,19 @@ def convolution(
         return NotImplemented
     rows = rows_first(capture, input, [w, b], weight.ndim)
     kernel = plain(w, weight)
+    input = capture.as_autocast(input)
     out = function(input, kernel, plain(b, bias), *settings, **named)
     geometry = Geometry.of(weight, *settings, **named)
     saved = capture.saved(input) if w else None
 
     def uses(g: Tensor) -> Uses:
-        dtype = capture.dtype
-        g = g.to(dtype)
+        g, dtype = capture.as_factor(g), capture.dtype
         parts: Uses = []
         if b:
-            parts.append(b.use(PerExample(g.flatten(2).sum(2))))
+            parts.append(b.use(PerExample(g.flatten(2).sum(2, dtype=dtype))))
         if w and saved:
-            parts.append(w.use(Convolved(saved().to(dtype), g, kernel.to(dtype), geometry)))
+            x = capture.as_factor(saved())
+            parts.append(w.use(Convolved(x, g, kernel.to(dtype), geometry)))
         return parts
 
     out = capture.tap(out, [w, b], uses)

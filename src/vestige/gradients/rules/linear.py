@@ -29,9 +29,10 @@ def positions(value: Tensor) -> Tensor:
 
 def summed(value: Tensor, squares: Tensor | None = None) -> PerExample:
     """The gradient of a bias: (n, ..., d) summed over the positions."""
+    wide = torch.promote_types(value.dtype, torch.float32)
     if value.ndim == 2:
-        return PerExample(value, squares)
-    return PerExample(value.flatten(1, -2).sum(1))
+        return PerExample(value.to(wide), squares)
+    return PerExample(value.flatten(1, -2).sum(1, dtype=wide))
 
 
 def _input(capture: Capture, value: Any, refs: Sequence[Ref | None], what: str) -> Rows:
@@ -58,17 +59,18 @@ def linear(
     if not (w or b):
         return NotImplemented
     rows = _input(capture, input, [w, b], "linear")
+    input = capture.as_autocast(input)
     out = F.linear(input, plain(w, weight), plain(b, bias))
     # A frozen weight needs no input: then it is not kept alive.
     saved = capture.saved(input) if w else None
 
     def uses(g: Tensor) -> Uses:
-        g = capture.by_row(g, after)
+        g = capture.as_factor(after.first(g))
         # Without positions, weight and bias need the same norms of g.
         squares = row_squares(g, factor=True) if g.ndim == 2 else None
         parts: Uses = []
         if w and saved:
-            a = positions(capture.by_row(saved(), rows))
+            a = positions(capture.as_factor(rows.first(saved())))
             parts.append(w.use(Outer(a, positions(g), squares)))
         if b:
             parts.append(b.use(summed(g, squares)))
@@ -117,6 +119,8 @@ def _product(capture: Capture, left: Any, right: Any, bias: Any = None) -> Any:
         return NotImplemented
     if w_left and (place := rows.place(x.shape)) is not None and place[0] != 0:
         raise Uncovered("matmul multiplies a parameter from the left with rows on another axis")
+    x = capture.as_autocast(x)
+    left, right = (left, x) if w_left else (x, right)
     out = torch.matmul(plain(w_left, left), plain(w_right, right))
     if bias is not None:
         out = out + plain(b, bias)
@@ -124,9 +128,9 @@ def _product(capture: Capture, left: Any, right: Any, bias: Any = None) -> Any:
 
     def uses(g: Tensor) -> Uses:
         parts: Uses = []
-        g = capture.by_row(g, after)
+        g = capture.as_factor(after.first(g))
         if w and saved:
-            a, h = capture.by_row(saved(), rows), g
+            a, h = capture.as_factor(rows.first(saved())), g
             if w_left:  # (p, d) @ (n, d, t): move the positions before the features
                 a, h = a.transpose(-1, -2), h.transpose(-1, -2)
             a, h = positions(a), positions(h)

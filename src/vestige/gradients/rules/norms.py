@@ -1,20 +1,23 @@
 """Rules for normalisation layers: layer, root-mean-square, group and instance norm.
 
 Each is a normalisation followed by weight * x + bias. The normalised x is computed again for the
-weight's gradient, so that it need not be kept.
+weight's gradient, so that it need not be kept; on a GPU its means and scales are, and one kernel
+makes both gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vestige.errors import UnsupportedModel
+from vestige.gradients.kernels import fused
 from vestige.gradients.refs import Uncovered
+from vestige.gradients.rows import Rows
 from vestige.gradients.rules.base import Uses, plain, rule
 from vestige.gradients.rules.convolution import rows_first
 from vestige.gradients.uses import PerExample
@@ -25,6 +28,29 @@ if TYPE_CHECKING:
 Parameters = tuple[Tensor | None, Tensor | None]  # weight and bias
 
 
+class OneKernel(NamedTuple):
+    """A normalisation whose means and scales are kept, and the kernel that makes its gradients."""
+
+    run: Callable[[Any, Any, Any], tuple[Tensor, Tensor, Tensor]]  # the output, means and scales
+    sums: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # of x, g and those
+
+    def covers(self, x: Tensor, parameters: Parameters) -> bool:
+        """Whether the rows come first, in a precision that is computed in, on a GPU."""
+        return (
+            x.is_cuda
+            and x.dtype in (torch.float32, torch.bfloat16)
+            and x.is_contiguous()
+            and x.numel() > 0
+            and all(p is None or p.dtype == self.widened(x).dtype for p in parameters)
+            and fused.available()
+        )
+
+    @staticmethod
+    def widened(x: Tensor) -> Tensor:
+        """`x` as autocast hands it to a normalisation."""
+        return x.float() if torch.is_autocast_enabled("cuda") else x
+
+
 def _affine(
     capture: Capture,
     input: Tensor,
@@ -32,10 +58,11 @@ def _affine(
     run: Callable[[Any, Any, Any], Tensor],
     reduce: Callable[[Tensor], Tensor],
     channels: int,
+    kernel: OneKernel | None = None,
 ) -> Any:
     """`run(x, weight, bias)` normalises; `reduce` sums (n, ...) to (n, *shape of the parameter).
 
-    The last `channels` axes of the input must not have the rows.
+    The last `channels` axes of the input must not have the rows. `kernel` does the same.
     """
     w, b = map(capture.find, parameters)
     if not (w or b):
@@ -46,6 +73,9 @@ def _affine(
     if rows is None:
         raise Uncovered("a normalisation whose input has no batch rows")
     weight, bias = parameters
+    simple = rows.order is None and rows.place(input.shape) == (0, 1)
+    if kernel and simple and kernel.covers(input, parameters):
+        return _in_one(capture, input, parameters, kernel, rows)
     out = run(input, plain(w, weight), plain(b, bias))
     saved = capture.saved(input) if w else None
 
@@ -64,12 +94,33 @@ def _affine(
     return out
 
 
+def _in_one(
+    capture: Capture, input: Tensor, parameters: Parameters, kernel: OneKernel, rows: Rows
+) -> Tensor:
+    """`_affine` on a GPU."""
+    w, b = map(capture.find, parameters)
+    weight, bias = parameters
+    out, *kept = kernel.run(kernel.widened(input), plain(w, weight), plain(b, bias))
+    means, scales = (value.detach() for value in kept)  # torch gives them the node that they are in
+    saved = capture.saved(input)
+
+    def uses(g: Tensor) -> Uses:
+        gradients = kernel.sums(saved(), g.contiguous(), means, scales)
+        pairs = zip((w, b), gradients, strict=True)
+        return [r.use(PerExample(v.view(len(v), *r.value.shape))) for r, v in pairs if r]
+
+    out = capture.tap(out, [w, b], uses)
+    capture.follows(rows, input, out)
+    return out
+
+
 def _over_features(
     capture: Capture,
     input: Tensor,
     shape: list[int],
     parameters: Parameters,
     run: Callable[[Any, Any, Any], Tensor],
+    kernel: OneKernel | None = None,
 ) -> Any:
     """A normalisation over the last axes, of this shape, at every position by itself."""
     axes = len(shape)
@@ -77,7 +128,7 @@ def _over_features(
     def reduce(value: Tensor) -> Tensor:
         return value.flatten(1, -1 - axes).sum(1) if value.ndim > axes + 1 else value
 
-    return _affine(capture, input, parameters, run, reduce, axes)
+    return _affine(capture, input, parameters, run, reduce, axes, kernel)
 
 
 @rule(F.layer_norm, torch.layer_norm)
@@ -96,7 +147,15 @@ def layer_norm(
     def run(x: Tensor, w: Any, b: Any) -> Tensor:
         return F.layer_norm(x, normalized_shape, w, b, eps)
 
-    return _over_features(capture, input, normalized_shape, (weight, bias), run)
+    def kept(x: Tensor, w: Any, b: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.native_layer_norm(x, normalized_shape, w, b, eps)
+
+    def sums(x: Tensor, g: Tensor, means: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        width = torch.Size(normalized_shape).numel()
+        return fused.affine_sums(x.view(len(x), -1, width), g, means, scales)
+
+    kernel = OneKernel(kept, sums)
+    return _over_features(capture, input, normalized_shape, (weight, bias), run, kernel)
 
 
 @rule(F.rms_norm, torch.rms_norm)
@@ -117,7 +176,11 @@ def rms_norm(
 
 
 def _over_channels(
-    capture: Capture, input: Tensor, parameters: Parameters, run: Callable[[Any, Any, Any], Tensor]
+    capture: Capture,
+    input: Tensor,
+    parameters: Parameters,
+    run: Callable[[Any, Any, Any], Tensor],
+    kernel: OneKernel | None = None,
 ) -> Any:
     """A normalisation of (n, channels, ...) with a weight and a bias for each channel."""
     refs = [capture.find(value) for value in parameters]
@@ -127,7 +190,7 @@ def _over_channels(
     def reduce(value: Tensor) -> Tensor:
         return value.flatten(2).sum(2) if value.ndim > 2 else value
 
-    return _affine(capture, input, parameters, run, reduce, input.ndim - 1)
+    return _affine(capture, input, parameters, run, reduce, input.ndim - 1, kernel)
 
 
 @rule(F.group_norm, torch.group_norm)
@@ -146,7 +209,15 @@ def group_norm(
     def run(x: Tensor, w: Any, b: Any) -> Tensor:
         return F.group_norm(x, num_groups, w, b, eps)
 
-    return _over_channels(capture, input, (weight, bias), run)
+    def kept(x: Tensor, w: Any, b: Any) -> tuple[Tensor, Tensor, Tensor]:
+        (n, channels), size = x.shape[:2], x[0, 0].numel()
+        return torch.native_group_norm(x, w, b, n, channels, size, num_groups, eps)
+
+    def sums(x: Tensor, g: Tensor, means: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        return fused.affine_channel_sums(x.view(*x.shape[:2], -1), g, means, scales)
+
+    kernel = OneKernel(kept, sums)
+    return _over_channels(capture, input, (weight, bias), run, kernel)
 
 
 @rule(F.instance_norm)
