@@ -220,7 +220,6 @@ def main() -> None:
         found = measure(ROWS[name], options.rounds)
         print(line(name, found), flush=True)
         rows[name] = {**found, "rounds": options.rounds, "machine": machine()}
-    if not options.profile:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -37,7 +37,6 @@ WITHOUT_MIRROR = {
     "engine/state.py",
     "engine/validation.py",
     "errors.py",
-    "gradients/backward.py",
     "gradients/following/base.py",
     "gradients/following/table.py",
     "gradients/groups.py",

@@ -89,6 +89,7 @@ class BackwardPass:
         self._anchor = torch.zeros((), requires_grad=True, device=collector.total.device)
         self._device = collector.total.device.type
         self._forward: Forward | None = None
+        self._kept: list[list[Callable[[Tensor], Uses]]] = []  # inputs of the batch at hand
 
     @property
     def rows(self) -> int:
@@ -176,14 +177,16 @@ class BackwardPass:
         forward = self._forward
         assert forward is not None
         forward.record.note(slots)
+        kept = [uses]  # until the backward pass is over: whoever keeps the loss keeps its graph
+        self._kept.append(kept)
 
         def arrive(g: Tensor) -> None:
             with exact(self._device):
-                self._arrive(forward, uses, g.detach())
+                self._arrive(forward, kept, g.detach())
 
         return arrive
 
-    def _arrive(self, forward: Forward, uses: Callable[[Tensor], Uses], g: Tensor) -> None:
+    def _arrive(self, forward: Forward, kept: list[Callable[[Tensor], Uses]], g: Tensor) -> None:
         batch = forward.batch
         if batch is None or batch is not self.batch:
             raise PrivacyError(
@@ -203,6 +206,7 @@ class BackwardPass:
             self.collector.begin(float(batch.rows) if self.mean_loss else 1.0)
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         if not batch.empty:
+            (uses,) = kept
             self.collector.arrive(forward.record, uses(g if self.weight == 1 else g * self.weight))
 
     def _end_backward(self) -> None:
@@ -210,3 +214,7 @@ class BackwardPass:
         with exact(self._device):
             self.collector.finish()
         self.batch.done = True
+        if self.collector.once:
+            for kept in self._kept:
+                kept.clear()
+            self._kept.clear()

@@ -109,6 +109,7 @@ class Capture(TorchFunctionMode, BackwardPass):
         self.stop_watching()
         batch.record = ForwardRecord()
         self.batch = batch
+        self._kept.clear()
 
     def runs_row_by_row(self) -> bool:
         """Whether some module has no rule and runs one row at a time."""

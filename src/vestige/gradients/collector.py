@@ -41,6 +41,7 @@ class Collector:
     """Clips what arrives and adds it to `total`, the flat clipped sum. Private: holds raw sums."""
 
     in_pieces = True  # a large use may go through a few examples at a time
+    once = True  # a batch's graph is gone through once: then nothing of it is kept
 
     def __init__(self, groups: Groups, clip: Clip) -> None:
         self.groups, self.clip = groups, clip

@@ -84,8 +84,13 @@ def does_not_fit(operation: str, given: Sequence[Tensor], error: Exception) -> C
     )
 
 
+_PLAIN = {type(None), bool, int, float, str}  # most arguments: asked first
+
+
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     """The tensors in nested sequences, mappings, slices and dataclasses."""
+    if type(tree) in _PLAIN:
+        return
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, tuple | list | deque | set):

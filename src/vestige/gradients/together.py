@@ -63,13 +63,16 @@ class Together:
         """
         stacks = _stacks(groups)
         factors = clip(self._square_norms(groups, stacks))
+        single = {id(stack.held[0]) for stack in stacks if len(stack.held) == 1}
         by_group = zip(groups, factors.unbind(0), (factors == 0).unbind(0), strict=True)
         for held, factor, dropped in by_group:
             for h in held:
-                if not h.use.small:
+                if not h.use.small or id(h) in single:
                     h.use.drop(dropped)
                     h.use.add_weighted(factor, segments[h.slot.name])
         for stack in stacks:
+            if len(stack.held) == 1:
+                continue
             weights = factors.index_select(0, self._index(stack.groups)).unsqueeze(2)
             # A factor of zero times what is not finite would not be zero.
             sums = torch.where(weights == 0, 0, stack.values * weights).sum(1)
@@ -82,7 +85,7 @@ class Together:
         for stack in stacks:
             known = [h.square_norms for h in stack.held if h.square_norms is not None]
             if len(known) == len(stack.held):
-                blocks.append(torch.stack(known))
+                blocks += [norms.unsqueeze(0) for norms in known]
             else:
                 norms = torch.linalg.vector_norm(stack.values, dim=2, dtype=torch.float64)
                 blocks.append(norms.square_())
@@ -93,9 +96,8 @@ class Together:
             for h in held
             if not h.use.small and h.square_norms is not None
         ]
-        if large:
-            blocks.append(torch.stack([norms for _, norms in large]))
-            owners += [i for i, _ in large]
+        blocks += [norms.unsqueeze(0) for _, norms in large]
+        owners += [i for i, _ in large]
         every = torch.cat(blocks) if len(blocks) > 1 else blocks[0]
         return every.sum(0, keepdim=True) if len(groups) == 1 else self._by_group(every, owners)
 

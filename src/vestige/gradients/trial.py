@@ -23,7 +23,7 @@ from vestige.sampling.loader import Batch
 class RowNorms(Collector):
     """Adds gradients up unclipped, and keeps each row's squared norm."""
 
-    in_pieces = False
+    in_pieces = once = False
 
     def __init__(self, groups: Groups) -> None:
         super().__init__(groups, Clip((1e140,) * groups.count))
