@@ -551,7 +551,7 @@ def published(name: str, files: int) -> Callable[[Path], Any]:
     Its hash is checked before it gets here. SVHN relies on that: scipy's reader of .mat files ends
     the process on some damaged ones.
     """
-    return lambda path: download._parsed(name, [path] * files)
+    return lambda path: download.parsed(name, [path] * files)
 
 
 def of_folder(read: Callable[[Path], Any]) -> Callable[[Path], Any]:

@@ -74,17 +74,16 @@ def summary(path: Path, delta: float) -> dict[str, Any]:
         "epsilon": {name: finite(value) for name, value in epsilons.items()},
         "guarantee": accounting.guarantee(epsilons["pld"], content.facts.adjacency),
         "test_mode": content.facts.test_mode,
-        "runs": [_run(run) for run in content.runs.values()],
-    }
-
-
-def _run(run: Any) -> dict[str, Any]:
-    return {
-        "run": run.run,
-        "about": run.about,
-        "sessions": run.openings,
-        "releases": sum(event.count for event in run.events),
-        "events": [event.as_json() for event in run.events],
+        "runs": [
+            {
+                "run": run.run,
+                "about": run.about,
+                "sessions": run.openings,
+                "releases": sum(event.count for event in run.events),
+                "events": [event.as_json() for event in run.events],
+            }
+            for run in content.runs.values()
+        ],
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -29,6 +29,16 @@ from vestige.methods.planning import (
 )
 from vestige.privacy import accounting
 
+# A column of the table: the field of a row, and its form.
+_COLUMNS = {
+    "rate": ("sample_rate", ".3g"),
+    "events": ("events", "d"),
+    "noise\nmultiplier": ("noise_multiplier", ".4g"),
+    "prefix\nerror": ("prefix_error", ".4g"),
+    "ratio": ("ratio", ".3f"),
+    "noise of\none step": ("step_noise", ".4g"),
+    "memory": ("memory", "d"),
+}
 _COLORS = ("#e9a820", "#7fb069", "#2a9d8f", "#1f5fa8", "#3d1a5b")  # one per order
 _CHOICE, _LINE, _OUT = "#d1495b", "#555555", "#f2f2f2"
 
@@ -77,28 +87,12 @@ def table(comparison: Comparison) -> Table:
         box=SIMPLE_HEAD, padding=0, show_edge=False, title=title(comparison), title_justify="left"
     )
     shown.add_column("method")
-    for name in (
-        "rate",
-        "events",
-        "noise\nmultiplier",
-        "prefix\nerror",
-        "ratio",
-        "noise of\none step",
-        "memory",
-    ):
-        shown.add_column(name, justify="right")
+    for heading in _COLUMNS:
+        shown.add_column(heading, justify="right")
     for row in _shown(comparison):
-        shown.add_row(
-            _label(row),
-            f"{row.sample_rate:.3g}",
-            str(row.events),
-            f"{row.noise_multiplier:.4g}",
-            f"{row.prefix_error:.4g}",
-            f"{row.ratio:.3f}",
-            f"{row.step_noise:.4g}",
-            str(row.memory),
-            style="bold" if row == comparison.recommended else None,
-        )
+        figures = [format(getattr(row, name), form) for name, form in _COLUMNS.values()]
+        style = "bold" if row == comparison.recommended else None
+        shown.add_row(_label(row), *figures, style=style)
     return shown
 
 
@@ -207,17 +201,15 @@ def draw(comparison: Comparison, path: Path) -> None:
             axes.plot(bands, line, "o-", ms=4, lw=1.5, color=color, label=f"order {order:g}")
     axes.axhline(1.0, color=_LINE, lw=1.0, ls="--", label="DP-SGD", zorder=1)
     chosen, limit = comparison.recommended, comparison.request.max_memory
-    axes.plot(
-        [chosen.bands],
-        [chosen.ratio],
-        "*",
-        ms=17,
-        color=_CHOICE,
-        markeredgecolor="white",
-        ls="none",
-        zorder=4,
-        label=f"recommended ({chosen.ratio:.3f})",
-    )
+    star: dict[str, Any] = {
+        "marker": "*",
+        "ms": 17,
+        "mfc": _CHOICE,
+        "mec": "white",
+        "ls": "none",
+        "zorder": 4,
+    }
+    axes.plot([chosen.bands], [chosen.ratio], label=f"recommended ({chosen.ratio:.3f})", **star)
     right = bands[-1] * 1.2
     if limit is not None and limit + 1 < bands[-1]:
         # Between two counts of the grid: the last one that fits stays outside the shade.

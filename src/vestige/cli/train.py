@@ -82,7 +82,7 @@ def train(
             entered.enter_context(Display(quiet=as_json))
         ]
         if tensorboard:
-            from vestige.lab.report.tensorboard import Scalars
+            from vestige.train.tensorboard import Scalars
 
             listeners.append(entered.enter_context(Scalars()))
 

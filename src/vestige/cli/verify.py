@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from vestige.checks import round_down, round_up
-from vestige.cli.render import print_json
+from vestige.cli.options import Json
+from vestige.cli.render import print_json, wide_console
 
 if TYPE_CHECKING:
     from vestige.audit.verify import Report, Verdict
@@ -38,20 +39,17 @@ def verify(
         bool,
         typer.Option("--quick", help="Fewer releases and at most 1000 canaries: less can be seen."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Replay, measure and attack a method of your own; exit code 1 if anything is found."""
     from vestige.audit import verify as room
 
     method = room.load(target)
+    with Console(stderr=True, quiet=as_json).status("starting") as status:
+        verdict = room.verify(method, trials=trials, seed=seed, quick=quick, tell=status.update)
     if as_json:
-        verdict = room.verify(method, trials=trials, seed=seed, quick=quick)
         print_json(verdict.as_dict())
     else:
-        with Console(stderr=True).status("starting") as status:
-            verdict = room.verify(
-                method, trials=trials, seed=seed, quick=quick, tell=lambda name: status.update(name)
-            )
         _print(verdict)
     if not verdict.passed:
         raise typer.Exit(1)
@@ -63,10 +61,7 @@ def _print(verdict: Verdict) -> None:
         table.add_column(heading, no_wrap=heading != "seen")
     for report in verdict.reports:
         table.add_row(report.check, _verdict(report), escape(_seen(report)))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 120  # a file or a pipe: nothing needs to be folded
-    console.print(table)
+    wide_console(120).print(table)
     for report in verdict.reports:
         for finding in report.findings:
             typer.echo(f"{report.check}: {finding}")

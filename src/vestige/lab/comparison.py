@@ -12,7 +12,7 @@ that are held out, for validation or as the test split, are outside of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 MATCHES = ("epsilon", "sigma")
 FACTORS = (1 / 16, 1 / 4, 1.0, 4.0)  # of a method's default learning rate, where it is tuned
 VALIDATION_SHARE = 5  # a fifth of the training records is held out for tuning
+_KEPT = "accuracy loss epsilon noise_multiplier steps interrupted".split()  # of a run's result
 _SPLIT_SEED = 0  # public: which records these are
 
 
@@ -182,18 +183,8 @@ class _Comparison:
             # Also of a run that broke off: with what it had released, and what it had planned.
             self._events += session.engine.ledger.merged()
             self._events += ending(session.engine._attached()).unmade
-        run = {
-            "method": method,
-            "role": role,
-            "seed": seed,
-            "lr": config.chosen_lr,
-            "accuracy": result["accuracy"],
-            "loss": result["loss"],
-            "epsilon": result["epsilon"],
-            "noise_multiplier": result["noise_multiplier"],
-            "steps": result["steps"],
-            "interrupted": result["interrupted"],
-        }
+        run = {"method": method, "role": role, "seed": seed, "lr": config.chosen_lr}
+        run |= {name: result[name] for name in _KEPT}
         self._runs.append(run)
         self._interrupted = result["interrupted"]
         return None if self._interrupted else run
@@ -211,12 +202,12 @@ class _Comparison:
             method: {run["seed"]: run["accuracy"] for run in runs}
             for method, runs in by_method.items()
         }
-        tests: dict[str, PairedTest] = {}
-        for method, values in accuracies.items():
-            if method != self._study.reference:
-                test = paired_test(values, accuracies[self._study.reference])
-                if test is not None:
-                    tests[method] = test
+        tests: dict[str, PairedTest] = {
+            method: test
+            for method, values in accuracies.items()
+            if method != self._study.reference
+            and (test := paired_test(values, accuracies[self._study.reference])) is not None
+        }
         tested = dict(zip(tests, corrected(list(tests.values())), strict=True))
         return [
             {
@@ -238,17 +229,15 @@ class _Comparison:
         exposed = [m for m in {run["method"] for run in self._runs} if not resolve(m).private]
         spent = accounting.epsilon(self._events, base.delta, base.accountant)
         finite = math.isfinite(spent) and not exposed
+        adjacencies = (resolve(run["method"]).adjacency for run in self._runs)
         return {
             "study_epsilon": spent if finite else None,
             "study_runs": len(self._runs),
             "not_private": sorted(exposed),
-            "guarantee": accounting.guarantee(spent, _adjacency(self._runs)) if finite else "none",
+            "guarantee": (
+                accounting.guarantee(spent, common_adjacency(adjacencies)) if finite else "none"
+            ),
         }
-
-
-def _adjacency(runs: Iterable[Mapping[str, Any]]) -> str:
-    """What neighbouring data are, for all methods of the study together."""
-    return common_adjacency(resolve(run["method"]).adjacency for run in runs)
 
 
 def _split(whole: Dataset) -> tuple[Dataset, Dataset]:

@@ -45,18 +45,8 @@ DEFAULT_NOISE, DEFAULT_EPOCHS = 1.0, 30
 
 # The settings that config.json holds as they were given.
 _PUBLIC = {
-    "dataset",
-    "method",
-    "delta",
-    "clip",
-    "history_dtype",
-    "averaging",
-    "seed",
-    "max_epsilon",
-    "ledger",
-    "data_dir",
-    "train_size",
-    "test_size",
+    *"dataset method delta clip history_dtype averaging seed max_epsilon".split(),
+    *"ledger data_dir train_size test_size".split(),
 }
 
 

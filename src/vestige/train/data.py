@@ -21,9 +21,7 @@ from torch import Tensor
 
 from vestige.checks import check_count, is_whole
 from vestige.errors import ConfigError
-from vestige.train.download import Arrays, fetch, not_installed
-
-ENTRIES = ("x_train", "y_train", "x_test", "y_test")
+from vestige.train.download import ENTRIES, Arrays, fetch, not_installed
 
 # Labels read off a file beyond this are more likely identifiers than classes.
 _MOST_INFERRED_CLASSES, _MOST_CLASSES = 10_000, 10_000_000
@@ -94,14 +92,11 @@ def load(
     if not is_whole(seed) or seed < 0:
         raise ConfigError(f"seed is {seed!r}; it must be a whole number of at least 0.")
 
-    if name == "digits":
-        arrays = _split_digits(seed)
-    elif name in _KNOWN:
-        arrays = _find_benchmark(str(name), data_dir, download)
+    facts = _KNOWN.get(name) if isinstance(name, str) else None
+    if facts:
+        arrays = _known_arrays(str(name), seed, data_dir, download)
     else:
         arrays = read_npz(_user_file(name))
-
-    facts = _KNOWN.get(str(name)) if isinstance(name, str) else None
     labels = {split: _labels(arrays, split) for split in ("train", "test")}
     stated = facts.classes if facts else _stated_classes(arrays)
     classes = _classes(labels, stated)
@@ -119,15 +114,7 @@ def load(
             f"{tuple(x_train.shape[1:])}, but {name} is uint8 images of shape {facts.shape} "
             "(stored NHWC or NHW); for other data give the path of the .npz file as the dataset."
         )
-    return Dataset(
-        name=str(name),
-        x_train=x_train,
-        y_train=y_train,
-        x_test=x_test,
-        y_test=y_test,
-        classes=classes,
-        classes_inferred=stated is None,
-    )
+    return Dataset(str(name), x_train, y_train, x_test, y_test, classes, stated is None)
 
 
 def load_ranges(
@@ -149,9 +136,7 @@ def load_ranges(
         raise ConfigError(f"Unknown dataset {name!r}; choose one of {', '.join(DATASETS)}.")
     facts, other = _KNOWN[name], "train" if validation else "test"
     entries = tuple(entry for entry in ENTRIES if entry.endswith(("_train", f"_{other}")))
-    arrays = (
-        _split_digits(0) if name == "digits" else _find_benchmark(name, data_dir, download, entries)
-    )
+    arrays = _known_arrays(name, 0, data_dir, download, entries)
 
     def part(split: str, span: tuple[int, int]) -> tuple[Tensor, Tensor]:
         first, end = span
@@ -266,9 +251,15 @@ def _split_digits(seed: int) -> Arrays:
     return dict(zip(ENTRIES, parts, strict=True))
 
 
-def _find_benchmark(
-    name: str, data_dir: str | Path | None, download: bool, entries: tuple[str, ...] = ENTRIES
+def _known_arrays(
+    name: str,
+    seed: int,
+    data_dir: str | Path | None,
+    download: bool,
+    entries: tuple[str, ...] = ENTRIES,
 ) -> Arrays:
+    if name == "digits":
+        return _split_digits(seed)
     folders = []
     if data_dir is not None:
         folders.append(Path(data_dir))

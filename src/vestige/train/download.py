@@ -11,6 +11,7 @@ import math
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from vestige.errors import ConfigError
 
 Arrays = dict[str, NDArray[Any]]
+Pixels = NDArray[np.uint8]
+ENTRIES = ("x_train", "y_train", "x_test", "y_test")
 
 
 @dataclass(frozen=True)
@@ -83,21 +86,24 @@ def fetch(name: str, download: bool = True) -> Arrays:
 
     With ``download=False`` only the cache is read. The hash is checked each time.
     """
-    files = [_retrieve(name, source, download) for source in SOURCES[name]]
-    return _parsed(name, files)
+    return parsed(name, [_retrieve(name, source, download) for source in SOURCES[name]])
 
 
-def _parsed(name: str, files: Sequence[Path]) -> Arrays:
+def parsed(name: str, files: Sequence[Path]) -> Arrays:
+    """The arrays in the publisher's files; ConfigError where one is damaged."""
     try:
-        return _READERS[name](files)
+        return dict(zip(ENTRIES, READERS[name](files), strict=True))
     except ConfigError:
         raise
     except Exception as error:  # gzip, tarfile and zlib raise a dozen kinds on damaged bytes
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise ConfigError(
-            f"{name}: {files[0].parent} holds a damaged file ({reason}); delete it to fetch it "
-            "again."
+            f"{name}: {files[0].parent} holds a damaged file ({_reason(error)}); delete it to "
+            "fetch it again."
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__
 
 
 def _retrieve(name: str, source: Source, download: bool) -> Path:
@@ -126,13 +132,12 @@ def _retrieve(name: str, source: Source, download: bool) -> Path:
         raise
     except (OSError, ValueError) as error:
         # No network, a refused request, a wrong hash, an unwritable cache: one remedy for all.
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise ConfigError(
-            f"{name}: could not download {source.url} ({reason}). Try again, or {remedy}."
+            f"{name}: could not download {source.url} ({_reason(error)}). Try again, or {remedy}."
         ) from error
 
 
-def parse_idx(raw: bytes) -> NDArray[np.uint8]:
+def parse_idx(raw: bytes) -> Pixels:
     """The array in an (uncompressed) idx file of unsigned bytes, the format of MNIST."""
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
         raise ConfigError("Not an idx file of unsigned bytes: it must begin with 00 00 08.")
@@ -148,7 +153,7 @@ def parse_idx(raw: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(raw, dtype=np.uint8, offset=start).reshape(shape).copy()
 
 
-def parse_cifar(raw: bytes, label_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def parse_cifar(raw: bytes, label_bytes: int) -> tuple[Pixels, Pixels]:
     """Images (NHWC) and labels of a CIFAR binary file.
 
     A record is ``label_bytes`` labels (CIFAR-100 has two, coarse then fine; the last is taken),
@@ -165,7 +170,7 @@ def parse_cifar(raw: bytes, label_bytes: int) -> tuple[NDArray[np.uint8], NDArra
     return np.ascontiguousarray(images), rows[:, label_bytes - 1].copy()
 
 
-def parse_svhn(raw: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def parse_svhn(raw: bytes) -> tuple[Pixels, Pixels]:
     """Images (NHWC) and labels of an SVHN .mat file; its label 10 is the digit 0."""
     from scipy.io import loadmat
 
@@ -182,44 +187,36 @@ def parse_svhn(raw: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return np.ascontiguousarray(images.transpose(3, 0, 1, 2)), (labels % 10).astype(np.uint8)
 
 
-def _read_mnist(files: Sequence[Path]) -> Arrays:
-    parts = [parse_idx(gzip.decompress(file.read_bytes())) for file in files]
-    return dict(zip(("x_train", "y_train", "x_test", "y_test"), parts, strict=True))
+def _read_mnist(files: Sequence[Path]) -> list[Pixels]:
+    return [parse_idx(gzip.decompress(file.read_bytes())) for file in files]
 
 
-def _read_cifar(archive: Path, train: Sequence[str], test: str, label_bytes: int) -> Arrays:
+def _read_svhn(files: Sequence[Path]) -> list[Pixels]:
+    return [part for file in files for part in parse_svhn(file.read_bytes())]
+
+
+def _read_cifar(
+    train: Sequence[str], test: str, label_bytes: int, files: Sequence[Path]
+) -> list[Pixels]:
     def member(tar: tarfile.TarFile, name: str) -> bytes:
         file = tar.extractfile(name)
         if file is None:
-            raise ConfigError(f"{archive} holds no file {name}; delete it to fetch it again.")
+            raise ConfigError(f"{files[0]} holds no file {name}; delete it to fetch it again.")
         return file.read()
 
     # Members are read in memory, so that no path written in the archive is ever created.
-    with tarfile.open(archive) as tar:
-        x_train, y_train = parse_cifar(b"".join(member(tar, name) for name in train), label_bytes)
-        x_test, y_test = parse_cifar(member(tar, test), label_bytes)
-    return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
+    with tarfile.open(files[0]) as tar:
+        splits = (b"".join(member(tar, name) for name in train), member(tar, test))
+    return [part for split in splits for part in parse_cifar(split, label_bytes)]
 
 
-def _read_cifar10(files: Sequence[Path]) -> Arrays:
-    folder = "cifar-10-batches-bin"
-    train = [f"{folder}/data_batch_{i}.bin" for i in range(1, 6)]
-    return _read_cifar(files[0], train, f"{folder}/test_batch.bin", label_bytes=1)
+_CIFAR10, _CIFAR100 = "cifar-10-batches-bin", "cifar-100-binary"
+_BATCHES = [f"{_CIFAR10}/data_batch_{i}.bin" for i in range(1, 6)]
 
-
-def _read_cifar100(files: Sequence[Path]) -> Arrays:
-    folder = "cifar-100-binary"
-    return _read_cifar(files[0], [f"{folder}/train.bin"], f"{folder}/test.bin", label_bytes=2)
-
-
-def _read_svhn(files: Sequence[Path]) -> Arrays:
-    (x_train, y_train), (x_test, y_test) = (parse_svhn(file.read_bytes()) for file in files)
-    return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
-
-
-_READERS: dict[str, Callable[[Sequence[Path]], Arrays]] = {
+# How the files of a set become x_train, y_train, x_test and y_test.
+READERS: dict[str, Callable[[Sequence[Path]], Sequence[Pixels]]] = {
     "mnist": _read_mnist,
-    "cifar10": _read_cifar10,
-    "cifar100": _read_cifar100,
+    "cifar10": partial(_read_cifar, _BATCHES, f"{_CIFAR10}/test_batch.bin", 1),
+    "cifar100": partial(_read_cifar, [f"{_CIFAR100}/train.bin"], f"{_CIFAR100}/test.bin", 2),
     "svhn": _read_svhn,
 }

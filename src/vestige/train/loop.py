@@ -335,13 +335,12 @@ class Session:
             "folder": folder,
             "versions": versions(),
         }
-        if "averaged_test_accuracy" in last:
-            result["averaged_accuracy"] = last["averaged_test_accuracy"]
-            result["averaged_loss"] = last["averaged_test_loss"]
-        if self.config.train_loss:
-            key = "train_loss_outside_guarantee"
-            result[key] = last[key]
-        return result
+        more = {
+            "averaged_accuracy": "averaged_test_accuracy",
+            "averaged_loss": "averaged_test_loss",
+            "train_loss_outside_guarantee": "train_loss_outside_guarantee",
+        }
+        return result | {name: last[line] for name, line in more.items() if line in last}
 
     def caveats(self) -> list[str]:
         """What a reader of the result must know."""

@@ -75,23 +75,23 @@ def _check_image(name: str, shape: tuple[int, ...]) -> None:
         )
 
 
+def _named(**layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(layers))
+
+
 def _linear(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Sequential(
-        OrderedDict(flatten=nn.Flatten(), out=nn.Linear(math.prod(shape), classes))
-    )
+    return _named(flatten=nn.Flatten(), out=nn.Linear(math.prod(shape), classes))
 
 
 def _mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
     """The FO paper's network: in-64-32-classes with tanh (arXiv 2605.09890)."""
-    return nn.Sequential(
-        OrderedDict(
-            flatten=nn.Flatten(),
-            hidden1=nn.Linear(math.prod(shape), 64),
-            tanh1=nn.Tanh(),
-            hidden2=nn.Linear(64, 32),
-            tanh2=nn.Tanh(),
-            out=nn.Linear(32, classes),
-        )
+    return _named(
+        flatten=nn.Flatten(),
+        hidden1=nn.Linear(math.prod(shape), 64),
+        tanh1=nn.Tanh(),
+        hidden2=nn.Linear(64, 32),
+        tanh2=nn.Tanh(),
+        out=nn.Linear(32, classes),
     )
 
 
@@ -102,7 +102,7 @@ def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     Sigmoid Activations for Deep Learning with Differential Privacy (arXiv 2007.14191).
     """
     channels, height, width = shape
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers: dict[str, nn.Module] = {}
     sizes = (channels, 32, 32, 64, 64, 128, 128)
     for i, (inputs, outputs) in enumerate(pairwise(sizes), start=1):
         layers[f"conv{i}"] = nn.Conv2d(inputs, outputs, kernel_size=3, padding=1)
@@ -114,7 +114,7 @@ def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     layers["hidden"] = nn.Linear(128 * math.ceil(height / 8) * math.ceil(width / 8), 128)
     layers["tanh7"] = nn.Tanh()
     layers["out"] = nn.Linear(128, classes)
-    return nn.Sequential(layers)
+    return _named(**layers)
 
 
 def _norm(channels: int) -> nn.GroupNorm:
@@ -132,12 +132,8 @@ class ResidualBlock(nn.Module):
         self.norm2 = _norm(outputs)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                OrderedDict(
-                    conv=nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False),
-                    norm=_norm(outputs),
-                )
-            )
+            conv = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+            self.shortcut = _named(conv=conv, norm=_norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output for a batch of feature maps."""
@@ -168,15 +164,11 @@ class ResNet18(nn.Module):
         return scores
 
 
-def _resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return ResNet18(shape[0], classes)
-
-
 _BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "linear": _linear,
     "mlp": _mlp,
     "cnn": _cnn,
-    "resnet18": _resnet18,
+    "resnet18": lambda shape, classes: ResNet18(shape[0], classes),
 }
 _IMAGE_MODELS = ("cnn", "resnet18")
 

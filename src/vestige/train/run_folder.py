@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vestige.checks import finite
@@ -74,9 +73,7 @@ class RunFolder:
                 self.path = self._default.with_name(f"{self._default.name}-{number}")
                 self._made = [self.path]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: object, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or self.keep:
             return
         for file in self._written:

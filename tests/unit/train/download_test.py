@@ -227,4 +227,4 @@ def test_a_cifar_archive_without_its_file(tmp_path: Path) -> None:
         folder.type = tarfile.DIRTYPE
         tar.addfile(folder)
     with pytest.raises(ConfigError, match=r"holds no file .*train\.bin"):
-        download._read_cifar100([path])
+        download.READERS["cifar100"]([path])

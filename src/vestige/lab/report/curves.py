@@ -115,17 +115,11 @@ def _series(facts: Mapping[str, Any], name: str, stage: str) -> Series:
     """A measure of one run over its epochs: the mean over the matrix groups of a stage."""
     members = [i for i, other in enumerate(stages_of(facts["groups"])) if other == stage]
     values: list[float | None] = []
-    for block, numbers in enumerate(facts[name]):
-        known = [
-            numbers[i] for i in members if numbers[i] is not None and _has_matrix(facts, block, i)
-        ]
+    exponents = facts.get("rho") or [[]] * len(facts[name])
+    for numbers, rho in zip(facts[name], exponents, strict=True):
+        # Groups without an exponent have no matrix, wherever exponents are estimated at all.
+        unknown = not any(value is not None for value in rho)
+        chosen = [numbers[i] for i in members if unknown or rho[i] is not None]
+        known = [value for value in chosen if value is not None]
         values.append(sum(known) / len(known) if known else None)
     return facts["epoch"], facts["epoch"], values
-
-
-def _has_matrix(facts: Mapping[str, Any], block: int, group: int) -> bool:
-    """Groups without an exponent have no matrix, wherever exponents are estimated at all."""
-    exponents = facts.get("rho")
-    if exponents is None or all(value is None for value in exponents[block]):
-        return True
-    return exponents[block][group] is not None

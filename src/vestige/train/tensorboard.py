@@ -11,11 +11,10 @@ import importlib.util
 import math
 from collections.abc import Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from vestige.errors import ConfigError
-from vestige.train.training import Progress
+from vestige.train.loop import Progress
 
 FOLDER = "tensorboard"
 _TAGS = {
@@ -46,9 +45,7 @@ class Scalars:
     def __enter__(self) -> Scalars:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _: object, __: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._writer is not None:
             self._writer.close()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.program import run
-from vestige.lab.report.tensorboard import Scalars, scalars
+from vestige.train.tensorboard import Scalars, scalars
 from vestige.train.training import Progress
 
 
