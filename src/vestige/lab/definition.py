@@ -36,7 +36,8 @@ KINDS = ("training", "direction-error")
 TABLES = ("accuracy", "runtime", "memory", "targets")
 FIGURES = (
     *"accuracy-by-epoch accuracy-by-epsilon epsilon-by-epoch depth-by-interval stages".split(),
-    *"runtime final-accuracy direction-error".split(),
+    *"runtime final-accuracy best-accuracy direction-error".split(),
+    *"accuracy-by-marginal marginal-by-epoch".split(),
 )
 PRINTED = "accuracy std low high seconds relative depth memory_ratio epsilon".split()
 STUDY = "dimension batch sigma bounding signal trials seed examples releases".split()
@@ -44,7 +45,7 @@ RUN_KEYS = (
     *"model lr lot epochs train_range test_range noise_multiplier group_noise_multiplier".split(),
     *"clip clipping momentum delta accountant".split(),
 )
-GRID = "model clip noise_multiplier group_noise_multiplier lot lr delta".split()
+GRID = "model noise_multiplier group_noise_multiplier clip lot lr delta".split()
 Printed = dict[Annotated[str, one_of(PRINTED)], Number]
 StudySetting = Annotated[str, one_of(STUDY)]
 StudySettings = dict[StudySetting, Number]

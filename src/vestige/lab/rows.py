@@ -24,6 +24,7 @@ from vestige.lab.grid import Row
 from vestige.lab.setting import config_hash
 
 ROWS, TORN, LOCK, CLAIMS = "rows.jsonl", "rows.torn.jsonl", "rows.lock", "rows.claims"
+_IMAGES = ("dataset", "train_range", "test_range", "validation_range")
 _NEEDED = ("hash", "config", "seconds")
 
 
@@ -190,14 +191,26 @@ def _add(file: int, line: bytes) -> None:
 
 
 def merge(store: RowStore, source: Path) -> tuple[int, int]:
-    """Add the rows of another rows.jsonl that are not there yet; returns (added, known)."""
+    """Add the rows of another rows.jsonl that are not there yet; returns (added, known).
+
+    Nothing is added where rows of the same images have another digest: two versions of a benchmark
+    must not meet in one table.
+    """
     if not source.is_file():
         raise ConfigError(f"there is no file {str(source)!r} to merge: give a rows.jsonl.")
+    rows = [row for line in source.read_bytes().splitlines() if (row := parsed(line)) is not None]
+    digests: dict[str, str] = {}
+    for row in (*store.refresh().values(), *rows):
+        if row.get("data"):
+            images = str([row["config"].get(name) for name in _IMAGES])
+            if digests.setdefault(images, row["data"]) != row["data"]:
+                raise ConfigError(
+                    f"the rows in {str(source)!r} are of another {row['dataset']} than those in "
+                    f"{str(store.path)!r} (digests {row['data']} and {digests[images]}): keep them "
+                    "in a folder of their own."
+                )
     added = known = 0
-    for line in source.read_bytes().splitlines():
-        row = parsed(line)
-        if row is None:
-            continue
+    for row in rows:
         if row["hash"] in store.refresh():
             known += 1
         else:

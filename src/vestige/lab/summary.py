@@ -13,7 +13,14 @@ from typing import Any
 
 from vestige.lab.definition import Experiment
 from vestige.lab.grid import COLUMNS, Row, fair_cells, tasks_of
-from vestige.lab.statistics import PairedTest, corrected, paired_test, summarise, time_to_target
+from vestige.lab.statistics import (
+    PairedTest,
+    corrected,
+    equivalence,
+    paired_test,
+    summarise,
+    time_to_target,
+)
 
 Numbers = dict[str, Any]
 # What the rows of a line have in common, and what their machines may differ in.
@@ -109,7 +116,7 @@ def _fair(experiment: Experiment, rows: Sequence[Row]) -> list[Numbers]:
         head = {"label": arm.label, "expected": fair.seeds}
         lines = cells.setdefault((dataset, epsilon), {"cell": cell, "lines": []})["lines"]
         lines.append(head | line | {"follows": arm.follows, "tuning": tried})
-    _test(list(cells.values()), finals, fair.arms[0].label)
+    _test(list(cells.values()), finals, fair.arms[0].label, fair.margin)
     return list(cells.values())
 
 
@@ -148,23 +155,37 @@ def mean_of_all(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def _test(cells: list[Numbers], rows: Sequence[Row], reference: str) -> None:
-    """Add a paired test of every method against the reference, corrected over all cells."""
+def _test(
+    cells: list[Numbers], rows: Sequence[Row], reference: str, margin: float | None = None
+) -> None:
+    """Add a paired test of every method against the reference, corrected over all cells.
+
+    A method that turns out to be the reference (the same runs) is neither tested nor counted. With
+    a `margin` it is also tested whether the two are equal within it.
+    """
     lines: list[Numbers] = []
     tests: list[PairedTest] = []
     for cell in cells:
-        by_seed = {
-            line["label"]: {
-                row["seed"]: row["final_accuracy"]
-                for row in matching(rows, cell["cell"], line["label"])
-            }
-            for line in cell["lines"]
-        }
+        own = {line["label"]: matching(rows, cell["cell"], line["label"]) for line in cell["lines"]}
+        base = {row["seed"]: row for row in own.get(reference, ())}
         for line in cell["lines"]:
-            test = paired_test(by_seed[line["label"]], by_seed.get(reference, {}))
-            if test is not None and line["label"] != reference:
+            runs = {row["seed"]: row for row in own[line["label"]]}
+            if line["label"] == reference or not runs or not base:
+                continue
+            if [row["hash"] for row in runs.values()] == [row["hash"] for row in base.values()]:
+                line["same_runs"] = reference
+                continue
+            pair = [
+                {seed: row["final_accuracy"] for seed, row in some.items()} for some in (runs, base)
+            ]
+            test = paired_test(pair[0], pair[1])
+            if test is not None:
                 lines.append(line)
                 tests.append(test)
+            both = runs.keys() & base.keys()
+            if margin is not None and len(both) > 1:
+                apart = [pair[0][seed] - pair[1][seed] for seed in sorted(both)]
+                line["equivalence"] = asdict(equivalence(apart, margin))
     for line, test in zip(lines, corrected(tests), strict=True):
         line["against_reference"] = asdict(test)
 

@@ -55,6 +55,11 @@ def cells_of(
     return cells
 
 
+def fair_tables(experiment: Experiment) -> list[str]:
+    """The table of the fair column: with a margin, that of equivalence."""
+    return ["equal" if experiment.fair and experiment.fair.margin else "fair"]
+
+
 def comparisons(cells: Sequence[Numbers]) -> int:
     """How many tests Holm's correction is for; 0 where there is none."""
     tests = (line.get("against_reference") for cell in cells for line in cell["lines"])
@@ -83,7 +88,7 @@ def markdown(experiment: Experiment, numbers: Numbers, command: str, rows: str) 
         experiment=experiment,
         numbers=numbers,
         published=cells_of(numbers.get("published", ()), experiment.tables, wording.plain_cell),
-        fair=cells_of(numbers.get("fair", ()), ["fair"], wording.plain_cell, " -> "),
+        fair=cells_of(numbers.get("fair", ()), fair_tables(experiment), wording.plain_cell, " -> "),
         panels=[(panel, panel_tables(panel)) for panel in numbers.get("panels", ())],
         comparisons=comparisons,
         marginal=MARGINAL,
@@ -149,6 +154,20 @@ def _seeds(line: Numbers) -> str:
     return str(count) if count >= expected else f"{count}/{expected}"
 
 
+def _difference(line: Numbers) -> str:
+    if "same_runs" in line:
+        return "the same runs"
+    return wording.number((line.get("against_reference") or {}).get("difference"), "+.4f")
+
+
+def _equivalent(line: Numbers) -> str:
+    test = line.get("equivalence")
+    if test is None:
+        return wording.NONE
+    within = "within" if test["p"] <= 0.05 else "not shown to be within"
+    return f"{within} ±{test['margin']:g} (p {test['p']:.2g})"
+
+
 def _reached(line: Numbers) -> str:
     target = line.get("target")
     return wording.NONE if target is None else f"{target['reached']}/{target['count']}"
@@ -156,7 +175,7 @@ def _reached(line: Numbers) -> str:
 
 _LABEL: Columns = {"method": lambda line: line["label"]}
 _TESTS: Columns = {
-    "difference": _number("difference", "+.4f", "against_reference"),
+    "difference": _difference,
     "p": _number("p", ".3g", "against_reference"),
     "p (Holm)": _number("p_holm", ".3g", "against_reference"),
 }
@@ -169,6 +188,7 @@ _ACCURACY: Columns = {
     "best accuracy": _spread("best_accuracy"),
     "epsilon": _epsilon("epsilon", "no guarantee"),
 }
+_FAIR: Columns = {**_ACCURACY, "sigma": _number("noise_multiplier", ".4f"), **_TESTS}
 _COLUMNS: Mapping[str, Columns] = {
     "accuracy": {
         **_ACCURACY,
@@ -201,7 +221,12 @@ _COLUMNS: Mapping[str, Columns] = {
         "epochs to it": _number("epochs", ".1f", "target"),
         "epsilon to it": _number("epsilon", ".2f", "target"),
     },
-    "fair": {**_ACCURACY, "sigma": _number("noise_multiplier", ".4f"), **_TESTS},
+    "fair": _FAIR,
+    "equal": {
+        **_FAIR,
+        "90 % interval of the difference": lambda line: _interval(line.get("equivalence")),
+        "equal": _equivalent,
+    },
 }
 _SUBTITLES = {
     "runtime": ": time",

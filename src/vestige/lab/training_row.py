@@ -7,6 +7,7 @@ test split is not even read from the disk.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
 import time
@@ -57,9 +58,8 @@ def make_row(
 
 def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tuple[Row, str]:
     record = _Record(run, watch)
-    session = training.prepare(
-        run.train_config(device), optimizer=_optimizer(run), dataset=_prepared(run)
-    )
+    data, digest = _prepared(run)
+    session = training.prepare(run.train_config(device), optimizer=_optimizer(run), dataset=data)
     record.ledger = session.engine.ledger.merged
     result = session.run(record)
     if result["interrupted"]:
@@ -68,6 +68,7 @@ def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tup
     row = {
         **_place(task),
         **{name: task.config[name] for name in _OF_CONFIG},
+        "data": digest,
         "final_accuracy": result["accuracy"],
         "best_accuracy": record.best,
         "final_loss": _rounded(result["loss"]),
@@ -96,13 +97,15 @@ def plain_rows(tasks: Sequence[Task], device: str, watch: Watch | None = None) -
     """
     readings = [task.run for task in tasks if isinstance(task.run, Reading)]
     started = time.perf_counter()
-    curves = run_side_by_side(readings, _images(readings[0]), device, watch)
+    images, digest = _images(readings[0])
+    curves = run_side_by_side(readings, images, device, watch)
     seconds = round(time.perf_counter() - started, 3)
     machine = {"versions": training.versions(), "hardware": hardware(device, 1)}
     return [
         {
             **_place(task),
             **{name: getattr(reading, name) for name in ("dataset", "seed", "lr", "epochs")},
+            "data": digest,
             "model": "mlp",
             "method": "plain loop",
             "settings": task.config,
@@ -130,12 +133,12 @@ def plain_rows(tasks: Sequence[Task], device: str, watch: Watch | None = None) -
     ]
 
 
-def _images(reading: Reading) -> Images:
+def _images(reading: Reading) -> tuple[Images, str]:
     held_out = (reading.test_range[0], reading.test_range[1])
-    data = _load(reading.dataset, tuple(reading.train_range), held_out, False)
+    data, digest = _load(reading.dataset, tuple(reading.train_range), held_out, False)
     # The loader's pixels are 2 x - 1, and the readings scale them each in its own way.
     x_train, x_test = ((x.flatten(1) + 1) / 2 for x in (data.x_train, data.x_test))
-    return Images(x_train, data.y_train, x_test, data.y_test, data.classes)
+    return Images(x_train, data.y_train, x_test, data.y_test, data.classes), digest
 
 
 def papers_event(run: RunSetting, beta: Any) -> Event | None:
@@ -204,7 +207,7 @@ def _optimizer(run: RunSetting) -> Callable[..., torch.optim.Optimizer] | None:
     return functools.partial(torch.optim.SGD, momentum=run.momentum)
 
 
-def _prepared(run: RunSetting) -> Dataset:
+def _prepared(run: RunSetting) -> tuple[Dataset, str]:
     held_out = run.validation_range or run.test_range
     assert held_out is not None
     tuning = run.validation_range is not None
@@ -214,11 +217,16 @@ def _prepared(run: RunSetting) -> Dataset:
 @functools.lru_cache(maxsize=4)
 def _load(
     name: str, train: tuple[int, ...], held_out: tuple[int, ...], validation: bool
-) -> Dataset:
+) -> tuple[Dataset, str]:
+    """The data, and its digest: rows of two versions of a benchmark are told apart by it."""
     from vestige.train import data
 
     spans = (train[0], train[1]), (held_out[0], held_out[1])
-    return data.load_ranges(name, *spans, validation=validation)
+    loaded = data.load_ranges(name, *spans, validation=validation)
+    digest = hashlib.sha256()
+    for part in (loaded.x_train, loaded.y_train, loaded.x_test, loaded.y_test):
+        digest.update(part.contiguous().numpy().tobytes())
+    return loaded, digest.hexdigest()[:16]
 
 
 def _direction_row(task: Task) -> Row:

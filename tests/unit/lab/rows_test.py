@@ -162,3 +162,18 @@ def test_rows_made_elsewhere_are_merged(tmp_path: Path, toy: Experiment) -> None
     assert set(store.refresh()) == {task.hash for task in tasks}
     with pytest.raises(ConfigError, match="no file"):
         merge(store, tmp_path / "nothing")
+
+
+def test_rows_of_another_version_of_the_data_are_not_merged(
+    tmp_path: Path, toy: Experiment
+) -> None:
+    """The same name and range, and other images: nothing of it is added."""
+    tasks = filled(tmp_path / "there", toy)
+    here, there = RowStore(tmp_path / "here"), RowStore(tmp_path / "other")
+    facts = {"dataset": "digits"}
+    here.append(fake_row(tasks[0]) | facts | {"data": "0123456789abcdef"})
+    there.append(fake_row(tasks[1]) | facts | {"data": "0123456789abcdef"})
+    there.append(fake_row(tasks[2]) | facts | {"data": "fedcba9876543210"})
+    with pytest.raises(ConfigError, match=r"another digits .* keep them in a folder of their own"):
+        merge(here, tmp_path / "other" / ROWS)
+    assert len(here.refresh()) == 1

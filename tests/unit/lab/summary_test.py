@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
-from tests.support.experiments import TOY, quiet, stored, written
+from tests.support.experiments import (
+    REPORT_FAIR,
+    REPORT_TOY,
+    TOY,
+    made_rows,
+    quiet,
+    report_toy,
+    stored,
+    written,
+)
 from vestige.lab.definition import Experiment
 from vestige.lab.rows import Rows
 from vestige.lab.runner import Request
@@ -43,3 +54,53 @@ def test_a_column_without_arms_asks_for_no_more_seeds(tmp_path: Path, toy: Exper
     """Where nothing is asked for, all of it is there however many seeds there are."""
     fair_only = toy.model_copy(update={"arms": []})
     assert fitted(fair_only, {}).seeds == toy.seeds
+
+
+CONTROL = """
+[[fair.arm]]
+label = "the reference once more"
+method = "dp-sgd"
+follows = "DP-SGD"
+"""
+
+
+def fair_lines(folder: Path, content: str) -> list[dict[str, Any]]:
+    experiment = report_toy(folder, content)
+    numbers = summarised(experiment, made_rows(experiment))
+    return [line for cell in numbers["fair"] for line in cell["lines"]]
+
+
+def test_an_arm_that_is_the_reference_is_neither_tested_nor_counted(tmp_path: Path) -> None:
+    """Else it would make the correction of the others stricter than it is."""
+    lines = fair_lines(tmp_path, REPORT_TOY + REPORT_FAIR + CONTROL)
+    same = [line for line in lines if line["label"] == "the reference once more"]
+    assert [line["same_runs"] for line in same] == ["DP-SGD"] * 2
+    assert not any("against_reference" in line for line in same)
+    tested = [line["against_reference"] for line in lines if "against_reference" in line]
+    assert [test["comparisons"] for test in tested] == [2, 2]
+
+
+def test_with_a_margin_equality_is_tested_too(tmp_path: Path) -> None:
+    margin = REPORT_FAIR.replace("seeds = 2", "seeds = 4\nmargin = 0.2\nfirst_seed = 5")
+    experiment = report_toy(tmp_path, REPORT_TOY + margin)
+    rows = made_rows(experiment)
+    finals = [row for row in rows if row["column"] == "fair" and row["role"] == "final"]
+    assert {row["seed"] for row in finals} == {5, 6, 7, 8}
+    (line,) = [
+        line
+        for line in summarised(experiment, rows)["fair"][0]["lines"]
+        if line["label"] == "Followed"
+    ]
+    ours, base = (
+        {
+            row["seed"]: row["final_accuracy"]
+            for row in finals
+            if row["label"] == label and row["cell"]["epsilon"] == 3.0
+        }
+        for label in ("Followed", "DP-SGD")
+    )
+    apart = [ours[seed] - base[seed] for seed in range(5, 9)]
+    interval = ttest_1samp(apart, 0).confidence_interval(0.90)
+    test = line["equivalence"]
+    assert (test["low"], test["high"]) == pytest.approx((interval.low, interval.high))
+    assert test["margin"] == 0.2

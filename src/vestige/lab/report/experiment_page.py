@@ -14,7 +14,7 @@ from vestige.lab.report import downloads
 from vestige.lab.report.curves import MEASURES
 from vestige.lab.report.plots import Plot
 from vestige.lab.summary import Numbers
-from vestige.lab.tables import cells_of, comparisons, panel_tables
+from vestige.lab.tables import cells_of, comparisons, fair_tables, panel_tables
 from vestige.methods import METHODS
 from vestige.statement.table import Table
 
@@ -74,7 +74,7 @@ def experiment_page(
         memory=memory,
         panels=[(panel, panel_tables(panel)) for panel in numbers.get("panels", ())],
         published=cells_of(numbers.get("published", ()), experiment.tables, wording.cell),
-        fair=cells_of(cells, ["fair"], wording.cell) if fair_run else [],
+        fair=cells_of(cells, fair_tables(experiment), wording.cell) if fair_run else [],
         comparisons=comparisons,
         files=downloads.rows_of(experiment.name, rows),
         origin=_origin(rows),

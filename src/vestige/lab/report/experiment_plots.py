@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,12 +24,16 @@ from vestige.lab.report.plots import (
     look,
     looks,
     plot,
+    quiet,
     reference,
 )
 from vestige.lab.statistics import summarise
 from vestige.lab.summary import Numbers, matching
 
+_IN_COLOUR = ("fo", "sma")  # besides the reference, where there are many arms
+_MOST_COLOURED = 6
 _INTERVALS = "Bars are two-sided 95 % Student-t intervals over the seeds."
+_SHORT = {"bounding": "beta", "dimension": "d", "batch": "B", "sigma": "sigma"}
 _ERRORS = {
     "direction_mse": ("direction-error", "mean squared error of the direction"),
     "gradient_mse": ("gradient-error", "mean squared error of the gradient"),
@@ -52,6 +57,8 @@ class _Material:
         self.experiment, self.numbers = experiment, numbers
         self.rows = [row for row in rows if row["column"] == "published"]
         self.styles = _styles(experiment)
+        self.crowded = len(experiment.arms) > _MOST_COLOURED
+        self.coloured = {style["color"] for style in looks()}
 
     def cells(self) -> list[tuple[str, list[tuple[str, list[Row]]]]]:
         """Title of every cell with its labels and their rows, in the experiment's order."""
@@ -70,8 +77,11 @@ def _styles(experiment: Experiment) -> dict[str, Style]:
     styles: dict[str, Style] = {}
     same: dict[str, Style] = {}  # by method and settings
     free = iter(range(10_000))
+    crowded = len(experiment.arms) > _MOST_COLOURED
     for arm in experiment.arms:
         chosen = reference() if arm.label == experiment.reference else look(next(free))
+        if crowded and arm.label != experiment.reference and arm.method not in _IN_COLOUR:
+            chosen = quiet(len(styles))
         styles[arm.label] = chosen
         same.setdefault(_identity(arm.values), chosen)
     fair_arms = experiment.fair.arms if experiment.fair else ()
@@ -94,7 +104,9 @@ def _identity(values: Mapping[str, Any]) -> str:
 
 
 def _by_epoch(row: Row, x: str, y: str) -> tuple[Any, Any, Any]:
-    return row["curve"]["epoch"], row["curve"][x], row["curve"][y]
+    curve = row["curve"]
+    nothing = [None] * len(curve["epoch"])
+    return curve["epoch"], curve.get(x, nothing), curve.get(y, nothing)
 
 
 def _accuracy_by(x: str, label: str, title: str, material: _Material) -> Plot:
@@ -108,15 +120,19 @@ def _accuracy_by(x: str, label: str, title: str, material: _Material) -> Plot:
             line = mean_line(name, material.styles[name], runs)
             if line is None:
                 without[name] = None
+            elif material.crowded and line.style["color"] not in material.coloured:
+                lines.append(replace(line, low=None, high=None))  # bands would hide each other
             else:
                 lines.append(line)
         if lines:
             panels.append(line_panel(heading, (label, "test accuracy"), lines))
     caption = BAND
+    if material.crowded:
+        caption += " Grey lines are drawn without their bands."
     if without:
         caption += f" Not drawn, since their epsilon is infinite: {', '.join(without)}."
     empty = "There is no curve to draw: no run has these numbers."
-    return plot(f"accuracy-by-{x}", title, caption, panels, empty)
+    return plot(f"accuracy-by-{x.removeprefix('epsilon_')}", title, caption, panels, empty)
 
 
 def _epsilon_by_epoch(material: _Material) -> Plot:
@@ -154,6 +170,29 @@ def _epsilon_by_epoch(material: _Material) -> Plot:
     empty = "There is nothing to draw: epsilon is infinite for every method."
     drawn = [panel for _, panel in panels.values()]
     return plot("epsilon-by-epoch", "Formal epsilon by epoch", caption, drawn, empty)
+
+
+def _marginal_by_epoch(material: _Material) -> Plot:
+    """The papers' figure of one group alone, over training."""
+    panels = []
+    for heading, arms in material.cells():
+        lines = [
+            line
+            for label, rows in arms
+            if "epsilon_marginal" in rows[0]["curve"]
+            and (
+                line := mean_line(
+                    label,
+                    material.styles[label],
+                    [_by_epoch(rows[0], "epoch", "epsilon_marginal")],
+                )
+            )
+        ]
+        if lines:
+            labels = ("epoch", wording.PAPERS_FIGURE)
+            panels.append(line_panel(heading, labels, lines, finish=from_zero))
+    title = "Epsilon of one group alone by epoch, a diagnostic and no guarantee"
+    return plot("marginal-by-epoch", title, "At sigma/beta, by RDP.", panels, "No run has it.")
 
 
 def _stages(material: _Material) -> Plot:
@@ -195,8 +234,22 @@ def _final_accuracy(material: _Material) -> Plot:
             title = wording.cell(cell["cell"])
             panels.append(dot_panel(title, "final test accuracy", dots, base=base))
     dashed = f" The dashed line is the reference, {compared}." if compared else ""
-    title = "Final test accuracy, ours and the paper's"
+    printed = any("accuracy" in arm.paper for arm in material.experiment.arms)
+    title = "Final test accuracy" + (", ours and the paper's" if printed else "")
     return plot("final-accuracy", title, f"{_INTERVALS}{dashed}", panels)
+
+
+def _best_accuracy(material: _Material) -> Plot:
+    """Accuracy at the best epoch of each run: higher than any that is chosen before."""
+    panels = []
+    for cell in material.numbers["published"]:
+        lines = [line for line in cell["lines"] if line.get("count")]
+        values = [(line["label"], line["best_accuracy"]) for line in lines]
+        dots = [Dot(name, material.styles[name], v["mean"], _ends(v)) for name, v in values]
+        if dots:
+            panels.append(dot_panel(wording.cell(cell["cell"]), "best test accuracy", dots))
+    caption = f"The best epoch on the test images, which nobody may choose by. {_INTERVALS}"
+    return plot("best-accuracy", "Best test accuracy of each run", caption, panels)
 
 
 def _runtime(material: _Material) -> Plot:
@@ -280,7 +333,7 @@ def _points(label: str, style: Style, cells: Sequence[Numbers]) -> Line | None:
         (place, line["accuracy"])
         for place, cell in enumerate(cells)
         for line in cell["lines"]
-        if line["label"] == label and line.get("count")
+        if line["label"] == label and line.get("count") and "same_runs" not in line
     ]
     if not found:
         return None
@@ -306,7 +359,12 @@ def _errors(numbers: Numbers, measure: str, name: str, label: str) -> Plot:
             for number, key in enumerate(methods)
         ]
         if lines:
-            title = f"{panel['panel']}: {panel['varied']} varies"
+            fixed = [
+                f"{short} {panel['fixed'][name]:g}"
+                for name, short in _SHORT.items()
+                if name in panel["fixed"]
+            ]
+            title = f"{panel['panel']}: {panel['varied']} varies; {', '.join(fixed)}"
             panels.append(line_panel(title, (panel["varied"], label), lines, log=True))
     caption = "Synthetic gradients; both axes are logarithmic."
     return plot(name, label.capitalize(), caption, panels, "No point is done.")
@@ -317,9 +375,17 @@ _MAKERS: dict[str, Callable[[_Material], Plot]] = {
     "accuracy-by-epsilon": partial(
         _accuracy_by, "epsilon", "formal epsilon spent (joint)", "Test accuracy by formal epsilon"
     ),
+    "accuracy-by-marginal": partial(
+        _accuracy_by,
+        "epsilon_marginal",
+        wording.PAPERS_FIGURE,
+        "Test accuracy by the epsilon of one group alone, a diagnostic and no guarantee",
+    ),
+    "marginal-by-epoch": _marginal_by_epoch,
     "epsilon-by-epoch": _epsilon_by_epoch,
     "stages": _stages,
     "final-accuracy": _final_accuracy,
+    "best-accuracy": _best_accuracy,
     "runtime": _runtime,
     "depth-by-interval": _depth_by_interval,
 }

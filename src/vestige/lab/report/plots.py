@@ -50,6 +50,12 @@ def reference() -> Style:
     return looks()[0]
 
 
+def quiet(number: int) -> Style:
+    """The look of a series among many: grey, so that a few others can be seen."""
+    greys = ("#7b8794", "#a3adb8", "#5c6773")
+    return {**look(number), "color": greys[number % len(greys)]}
+
+
 def look(number: int) -> Style:
     """The look of a series: the same for the same number, different for the first twelve."""
     return looks()[1 + number % (len(looks()) - 1)]
@@ -139,7 +145,7 @@ def columns_of(panels: Sequence[Panel]) -> int:
     """
     count = len(panels)
     if panels[0].width == _WIDTH:
-        return {1: 1, 2: 2, 4: 2}.get(count, 3)
+        return {1: 1, 2: 2, 4: 2, 8: 4}.get(count, 3)
     if count <= 4:
         return count
     return min(range(3, min(count, 8)), key=lambda columns: (-count % columns, -columns))

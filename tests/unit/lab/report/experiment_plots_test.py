@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.experiments import REPORT_TOY, report_files, report_toy
+from tests.support.experiments import REPORT_TOY, made_rows, report_files, report_toy
+from vestige.lab.report.experiment_plots import plots
+from vestige.lab.report.plots import quiet, reference
+from vestige.lab.summary import summarised
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +45,27 @@ def test_replacing_an_experiment_keeps_its_plots(tmp_path: Path) -> None:
         "accuracy-by-epoch.svg",
         "report.html",
     }
+
+
+def test_among_many_arms_the_papers_methods_and_the_reference_have_colours(tmp_path: Path) -> None:
+    arms = "".join(
+        f'[[arm]]\nlabel = "DP-SGD, lr {rate}"\nmethod = "dp-sgd"\nlr = {rate}\n'
+        for rate in (0.1, 0.2, 0.3, 0.4, 0.6)
+    )
+    crowded = report_toy(tmp_path, REPORT_TOY.replace("[[absent]]", arms + "[[absent]]"))
+    (figure,) = [
+        made
+        for made in plots(crowded, rows := made_rows(crowded), summarised(crowded, rows))
+        if made.name == "accuracy-by-epoch"
+    ]
+    assert "without their bands" in figure.caption
+    assert reference()["color"].lower() in figure.svg
+    assert all(quiet(number)["color"] in figure.svg for number in (3, 4, 5))
+
+
+def test_titles_promise_the_papers_values_where_there_are_some(tmp_path: Path) -> None:
+    for name, content in (("with", REPORT_TOY), ("without", re.sub("paper = {.*", "", REPORT_TOY))):
+        toy = report_toy(tmp_path / name, content)
+        made = plots(toy, rows := made_rows(toy), summarised(toy, rows))
+        (title,) = [figure.title for figure in made if figure.name == "final-accuracy"]
+        assert ("the paper's" in title) == (name == "with")
