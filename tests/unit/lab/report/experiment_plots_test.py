@@ -53,11 +53,9 @@ def test_among_many_arms_the_papers_methods_and_the_reference_have_colours(tmp_p
         for rate in (0.1, 0.2, 0.3, 0.4, 0.6)
     )
     crowded = report_toy(tmp_path, REPORT_TOY.replace("[[absent]]", arms + "[[absent]]"))
-    (figure,) = [
-        made
-        for made in plots(crowded, rows := made_rows(crowded), summarised(crowded, rows))
-        if made.name == "accuracy-by-epoch"
-    ]
+    rows = made_rows(crowded)
+    made = plots(crowded, rows, summarised(crowded, rows))
+    (figure,) = [one for one in made if one.name == "accuracy-by-epoch"]
     assert "without their bands" in figure.caption
     assert reference()["color"].lower() in figure.svg
     assert all(quiet(number)["color"] in figure.svg for number in (3, 4, 5))
@@ -66,6 +64,7 @@ def test_among_many_arms_the_papers_methods_and_the_reference_have_colours(tmp_p
 def test_titles_promise_the_papers_values_where_there_are_some(tmp_path: Path) -> None:
     for name, content in (("with", REPORT_TOY), ("without", re.sub("paper = {.*", "", REPORT_TOY))):
         toy = report_toy(tmp_path / name, content)
-        made = plots(toy, rows := made_rows(toy), summarised(toy, rows))
+        rows = made_rows(toy)
+        made = plots(toy, rows, summarised(toy, rows))
         (title,) = [figure.title for figure in made if figure.name == "final-accuracy"]
         assert ("the paper's" in title) == (name == "with")
