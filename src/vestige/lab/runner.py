@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, SkipValidation, model_validator
 
 from vestige.errors import ConfigError, VestigeError
 from vestige.lab import catalogue
@@ -79,7 +79,7 @@ class RunOptions(Options):
 class Request(RunOptions):
     """What `vestige reproduce` is asked for."""
 
-    experiments: tuple[Experiment, ...]
+    experiments: tuple[SkipValidation[Experiment], ...]  # they were checked when they were read
 
     @model_validator(mode="after")
     def _check_experiments(self) -> Request:

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from vestige.audit.plot_files import check_plot, write_plot
 from vestige.errors import ConfigError
 from vestige.lab import wording
-from vestige.lab.report.plots import Panel, figure_of, look, styled
+from vestige.lab.plots import Panel, figure_of, look, styled
 from vestige.memory import spectrum
 from vestige.memory.spectrum import ESTIMATORS, INTERVAL, Fit
 from vestige.privacy.options import File, Options

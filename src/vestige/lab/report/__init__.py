@@ -26,7 +26,7 @@ from vestige.lab.summary import fitted, rows_of, summarised
 from vestige.lab.tables import markdown
 
 if TYPE_CHECKING:
-    from vestige.lab.report.plots import Plot
+    from vestige.lab.plots import Plot
 
 TABLE, NUMBERS, PAGE = "table.md", "table.json", "report.html"
 

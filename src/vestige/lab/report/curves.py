@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vestige.lab.report.plots import Line, Panel, Style, from_zero, line_panel, look, shade
+from vestige.lab.plots import Line, Panel, Style, from_zero, line_panel, look, shade
 from vestige.lab.statistics import sample_std
 
 MOST_POINTS = 130  # of a drawn line: more cannot be told apart, and would only be carried along

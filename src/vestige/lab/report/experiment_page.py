@@ -10,9 +10,9 @@ from vestige.checks import round_up
 from vestige.lab import rendering, wording
 from vestige.lab.definition import Arm, Experiment, FairArm
 from vestige.lab.grid import count_of
+from vestige.lab.plots import Plot
 from vestige.lab.report import downloads
 from vestige.lab.report.curves import MEASURES
-from vestige.lab.report.plots import Plot
 from vestige.lab.summary import Numbers
 from vestige.lab.tables import cells_of, comparisons, fair_tables, panel_tables
 from vestige.methods import METHODS

@@ -10,8 +10,7 @@ from typing import Any
 from vestige.lab import wording
 from vestige.lab.definition import Experiment
 from vestige.lab.grid import Row
-from vestige.lab.report.curves import BAND, mean_line, stage_panels
-from vestige.lab.report.plots import (
+from vestige.lab.plots import (
     Dot,
     Line,
     Panel,
@@ -27,6 +26,7 @@ from vestige.lab.report.plots import (
     quiet,
     reference,
 )
+from vestige.lab.report.curves import BAND, mean_line, stage_panels
 from vestige.lab.statistics import summarise
 from vestige.lab.summary import Numbers, matching
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from vestige.checks import is_number, round_up
 from vestige.lab import rendering, wording
+from vestige.lab.plots import Plot
 from vestige.lab.report.downloads import download
-from vestige.lab.report.plots import Plot
 from vestige.lab.report.run_data import Run
 from vestige.lab.spectrum_report import Layer, layer_table
 from vestige.methods import METHODS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vestige.lab.plots import Plot, line_panel, look, plot, reference
 from vestige.lab.report.curves import mean_line, stage_panels
-from vestige.lab.report.plots import Plot, line_panel, look, plot, reference
 from vestige.lab.report.run_data import Run
 from vestige.lab.spectrum_report import Layer, panels
 

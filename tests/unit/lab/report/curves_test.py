@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from vestige.lab.plots import look
 from vestige.lab.report.curves import MOST_POINTS, mean_line, stages_of, thinned
-from vestige.lab.report.plots import look
 
 
 def test_lines_over_seeds_by_hand() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.experiments import REPORT_TOY, made_rows, report_files, report_toy
+from vestige.lab.plots import quiet, reference
 from vestige.lab.report.experiment_plots import plots
-from vestige.lab.report.plots import quiet, reference
 from vestige.lab.summary import summarised
 
 

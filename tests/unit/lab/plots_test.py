@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import matplotlib
 import pytest
 
-from vestige.lab.report.plots import (
+from vestige.lab.plots import (
     Dot,
     Line,
     Panel,
