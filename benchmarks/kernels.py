@@ -93,7 +93,7 @@ def paths(layer: Layer, dtype: torch.dtype) -> dict[str, Path_]:
         use.add_weighted(use.square_norms().rsqrt().clamp(max=1).float(), total)
 
     def ours(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        return fused.arranged(a), fused.arranged(g)
+        return fused.arranged_pair(a, g)
 
     def fused_both(a: Tensor, g: Tensor) -> None:
         a, g = ours(a, g)

@@ -314,3 +314,49 @@ def test_rows_that_are_not_finite_are_emptied_by_their_norms():
     rows = torch.full((2, 10), 1e19, device="cuda")
     assert fused.row_squares(rows, limited=True).isinf().all()
     assert fused.row_squares(rows).isfinite().all()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "expanded", "sequence"])
+def test_a_convolution_never_reads_the_next_record(layout, precision):
+    """49 positions are stored as 64 or 49: a record that is not finite stays by itself."""
+    random = torch.Generator().manual_seed(0)
+    x = narrow(torch.randn(4, 256, 7, 7, generator=random), precision).cuda()
+    g = narrow(torch.randn(4, 256, 7, 7, generator=random), precision).cuda()
+    weight = torch.zeros(256, 256, 3, 3).cuda()
+    geometry = Geometry.of(weight, padding=1)
+    if layout == "channels last":
+        g = g.contiguous(memory_format=torch.channels_last)
+    elif layout == "expanded":
+        g = g[..., :1, :1].expand(4, 256, 7, 7)
+    elif layout == "sequence":
+        g = g.flatten(2).transpose(1, 2).contiguous().transpose(1, 2).view(4, 256, 7, 7)
+    alone = Convolved(x, g, weight, geometry).square_norms()
+    bad = g.clone(memory_format=torch.preserve_format) if layout != "expanded" else g.contiguous()
+    bad[2] = torch.inf
+    use = Convolved(x, bad, weight, geometry)
+    squares = use.square_norms()
+    others = torch.tensor([0, 1, 3], device="cuda")
+    torch.testing.assert_close(squares[others], alone[others], rtol=1e-6, atol=0)
+    assert squares[2] == torch.inf
+    factors = torch.where(squares < torch.inf, squares.rsqrt(), 0.0).float()
+    use.drop(factors == 0)
+    total = torch.zeros_like(weight)
+    use.add_weighted(factors, total)
+    assert total.isfinite().all()
+
+
+@pytest.mark.parametrize("t", [2, 8, 40])
+def test_a_tied_table_meets_the_rounded_numbers(t):
+    """Positions that cancel but for what TF32 rounds away, and a table that takes the rest back."""
+    random = torch.Generator().manual_seed(0)
+    n, words, width = 3, 200, 64
+    x = narrow(torch.randn(n, 1, width, generator=random), "tf32").repeat(1, t, 1)
+    g = narrow(torch.randn(n, 1, words, generator=random), "tf32").repeat(1, t, 1)
+    x[:, 1::2] *= -(1 + 2.0**-12.5)
+    back = -torch.bmm(g.double().transpose(1, 2), x.double()).float()
+    table = LookedUp(torch.arange(words).expand(n, words).cuda(), back.cuda(), words)
+    use = Tied([Outer(x.cuda(), g.cuda()), table])
+    use.summed_with(2.0**-9)
+    factors = (use.square_norms().rsqrt() * (1 - 2.0**-9)).clamp(max=1e6).float()
+    assert max(float(added(use, factors, i).norm()) for i in range(n)) <= 1 + 1e-6

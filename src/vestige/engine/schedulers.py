@@ -46,9 +46,10 @@ def _classes(kind: type[LRScheduler]) -> Iterator[type[LRScheduler]]:
 def _gated(step: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(step)
     def gated(self: LRScheduler, *args: Any, **kwargs: Any) -> Any:
-        asked = _RELEASED.get(getattr(self, "optimizer", None))  # type: ignore[arg-type]
+        optimizer = getattr(self, "optimizer", None)
+        asked = _RELEASED.get(optimizer) if isinstance(optimizer, Optimizer) else None
         released = asked and asked()
-        being_made = getattr(self, "_step_count", 1) == 0  # its constructor takes a step of its own
+        being_made = getattr(self, "_is_initial", False)  # constructors take a step of their own
         return step(self, *args, **kwargs) if not released or being_made or released() else None
 
     gated._asks = True  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -69,6 +70,14 @@ class _Lift(torch.autograd.Function):
         return None, None, None, None
 
 
+class _Kept:
+    """What an operation needs in the backward pass, until that is over: whoever keeps the loss
+    keeps its graph, which alone holds this."""
+
+    def __init__(self, uses: Callable[[Tensor], Uses]) -> None:
+        self.uses: Callable[[Tensor], Uses] | None = uses
+
+
 @dataclass
 class Forward:
     """One run of the root module."""
@@ -89,7 +98,7 @@ class BackwardPass:
         self._anchor = torch.zeros((), requires_grad=True, device=collector.total.device)
         self._device = collector.total.device.type
         self._forward: Forward | None = None
-        self._kept: list[list[Callable[[Tensor], Uses]]] = []  # inputs of the batch at hand
+        self._kept: WeakSet[_Kept] = WeakSet()  # inputs of the batch at hand
 
     @property
     def rows(self) -> int:
@@ -177,8 +186,8 @@ class BackwardPass:
         forward = self._forward
         assert forward is not None
         forward.record.note(slots)
-        kept = [uses]  # until the backward pass is over: whoever keeps the loss keeps its graph
-        self._kept.append(kept)
+        kept = _Kept(uses)
+        self._kept.add(kept)
 
         def arrive(g: Tensor) -> None:
             with exact(self._device):
@@ -186,7 +195,7 @@ class BackwardPass:
 
         return arrive
 
-    def _arrive(self, forward: Forward, kept: list[Callable[[Tensor], Uses]], g: Tensor) -> None:
+    def _arrive(self, forward: Forward, kept: _Kept, g: Tensor) -> None:
         batch = forward.batch
         if batch is None or batch is not self.batch:
             raise PrivacyError(
@@ -206,8 +215,9 @@ class BackwardPass:
             self.collector.begin(float(batch.rows) if self.mean_loss else 1.0)
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         if not batch.empty:
-            (uses,) = kept
-            self.collector.arrive(forward.record, uses(g if self.weight == 1 else g * self.weight))
+            assert kept.uses is not None
+            scaled = g if self.weight == 1 else g * self.weight
+            self.collector.arrive(forward.record, kept.uses(scaled))
 
     def _end_backward(self) -> None:
         assert self.batch is not None
@@ -216,5 +226,5 @@ class BackwardPass:
         self.batch.done = True
         if self.collector.once:
             for kept in self._kept:
-                kept.clear()
+                kept.uses = None
             self._kept.clear()

@@ -90,7 +90,8 @@ class Collector:
         """One operation's output gradient has come; `uses` are its parameters' gradients."""
         for group in {slot.group for slot, _ in uses}:
             members = [Held(slot, use, None) for slot, use in uses if slot.group == group]
-            alone = record.by_group[group] == 1
+            once = all(record.by_slot[h.slot.name] == 1 for h in members)  # no parameter twice
+            alone = record.by_group[group] == 1 and once
             if self.holding:
                 self._held[group] += members
                 continue

@@ -194,16 +194,12 @@ class Outer(Use):
         self._product: Tensor | None = None
         self._certified = False  # whether the factors are as the fused kernels multiply them
 
-    @property
-    def terms(self) -> int:
-        return self.a.shape[1] if self.a.ndim == 3 else 1
-
     def square_norms(self) -> Tensor:
         if self.a.ndim == 2:
             squares = self._g_squares
             squares = row_squares(self.g, factor=True) if squares is None else squares
             return row_squares(self.a, factor=True).mul_(squares)
-        t, (p, d) = self.terms, self.shape
+        t, (p, d) = self.a.shape[1], self.shape
         if t * (p + d) > p * d:
             # The product is smaller than its factors: keep it instead of them.
             self._product = self.dense()
@@ -331,17 +327,18 @@ class Tied(Use):
     def square_norms(self) -> Tensor:
         if len(self.uses) == 1:
             return self.uses[0].square_norms()
-        crosses = [_cross(u, v) for i, u in enumerate(self.uses) for v in self.uses[:i]]
-        if any(c is None for c in crosses):
+        pairs = [(u, v) for i, u in enumerate(self.uses) for v in self.uses[:i]]
+        if not all(_has_cross(u, v) for u, v in pairs):
             self._dense = self.dense()
             return row_squares(self._dense)
+        # Norms first: they may round the factors, and cross terms are of what is added.
         norms = [u.square_norms() for u in self.uses]
+        crosses = [_cross(u, v) for u, v in pairs]
         total = torch.stack(norms).sum(0)
         # Cancellation between the uses: what the sum loses to rounding, as in `gram_norms`.
         unit = rounding_unit(self.dtype, sum(self.shape))
         terms = torch.stack(norms).sqrt().sum(0)
         for cross in crosses:
-            assert cross is not None
             total = total + 2 * cross
         joint = total.clamp_(min=0).add_(terms.square().mul_(4 * unit))
         slacks = [u.slack for u in self.uses if u.slack is not None]
@@ -380,18 +377,25 @@ def _merge_outer(uses: Sequence[Use]) -> list[Use]:
     return [Outer(a, g), *(u for u in uses if type(u) is not Outer)]
 
 
-def _cross(left: Use, right: Use) -> Tensor | float | None:
-    """Inner products <left_i, right_i> where there is a cheap form, None where there is not."""
+def _has_cross(left: Use, right: Use) -> bool:
+    """Whether there is a cheap form of the inner products <left_i, right_i>."""
     if isinstance(left, Viewed) and isinstance(right, Viewed):
         (low, high), (low2, high2) = left.span(), right.span()
-        return 0.0 if high < low2 or high2 < low else None
-    if isinstance(left, Outer) and isinstance(right, LookedUp):
-        left, right = right, left
-    if isinstance(left, LookedUp) and isinstance(right, Outer):
-        # Row indices[t] of sum_s g_s a_s^T is sum_s g_s[indices[t]] a_s.
-        g = right.g if right.g.ndim == 3 else right.g.unsqueeze(1)
-        a = right.a if right.a.ndim == 3 else right.a.unsqueeze(1)
-        picked = g.gather(2, left.indices.unsqueeze(1).expand(-1, g.shape[1], -1)).double()
-        a = a[..., : right.shape[1]].double()
-        return (picked * torch.bmm(a, left.g.double().transpose(1, 2))).sum((1, 2))
-    return None
+        return high < low2 or high2 < low
+    return {type(left), type(right)} == {Outer, LookedUp}
+
+
+def _cross(left: Use, right: Use) -> Tensor | float:
+    """The inner products, (n,), of what is added: asked for after the norms."""
+    table, outer = (left, right) if isinstance(left, LookedUp) else (right, left)
+    if not isinstance(table, LookedUp) or not isinstance(outer, Outer):
+        return 0.0  # views without a number in common
+    if outer._product is not None:
+        rows = table.indices.unsqueeze(2).expand_as(table.g)
+        return (outer._product.gather(1, rows).double() * table.g.double()).sum((1, 2))
+    # Row indices[t] of sum_s g_s a_s^T is sum_s g_s[indices[t]] a_s.
+    g = outer.g if outer.g.ndim == 3 else outer.g.unsqueeze(1)
+    a = outer.a if outer.a.ndim == 3 else outer.a.unsqueeze(1)
+    picked = g.gather(2, table.indices.unsqueeze(1).expand(-1, g.shape[1], -1)).double()
+    a = a[..., : outer.shape[1]].double()
+    return (picked * torch.bmm(a, table.g.double().transpose(1, 2))).sum((1, 2))

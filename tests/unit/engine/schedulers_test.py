@@ -176,3 +176,30 @@ def test_neither_the_optimizer_nor_its_run_is_kept_alive():
     del engine, model, optimizer, loader
     gc.collect()
     assert gone() is None
+
+
+def test_one_that_counts_no_steps_waits_too():
+    """Its own `step` does not count, and must not look as if it were being made for ever."""
+    optimizer, run = sgd(), Held(False)
+    scheduler = lr.CosineAnnealingWarmRestarts(optimizer, 5)
+    gate_schedulers(optimizer, run.has_moved)
+    scheduler.step()
+    assert rate(optimizer) == 0.1
+    run.moved = True
+    scheduler.step()
+    assert rate(optimizer) < 0.1
+
+
+def test_what_has_no_optimizer_of_torchs_is_left_alone():
+    optimizer, run = sgd(), Held(False)
+    gate_schedulers(optimizer, run.has_moved)
+
+    class Odd(lr.StepLR):
+        def step(self, epoch=None):
+            self.stepped = True
+
+    gate_schedulers(optimizer, run.has_moved)
+    odd = Odd.__new__(Odd)
+    odd.optimizer = object()
+    odd.step()
+    assert odd.stepped

@@ -43,3 +43,18 @@ def test_who_keeps_the_loss_keeps_no_activations(clipping):
         with pytest.raises(PrivacyError, match="second backward"):
             loss.backward()
         optimizer.step()
+
+
+def test_passes_outside_of_a_batch_keep_nothing():
+    """Whoever evaluates without no_grad must not fill the memory with activations."""
+    model = nn.Sequential(nn.Linear(5, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3))
+    PrivacyEngine("rdp").make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(torch.randn(6, 5), torch.zeros(6)), batch_size=6),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    for _ in range(5):
+        model(torch.randn(6, 5))
+    assert held() == 0

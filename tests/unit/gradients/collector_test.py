@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.reference import captured_sum
+from vestige import PrivacyEngine
 from vestige.gradients.collector import Collector
 from vestige.gradients.rules.convolution import Geometry
 
@@ -38,3 +42,36 @@ def test_positions_that_cancel_stay_within_the_bound_under_tf32(spread, monkeypa
     assert largest[2.0**-9] <= 1 + 1e-6
     if spread == 0.5:
         assert largest[4 * torch.finfo(torch.float32).eps] > 1.2  # where nobody knows of it
+
+
+@pytest.mark.parametrize("clipping", ["flat", "per_layer"])
+def test_one_operation_that_uses_a_parameter_twice_is_one_contribution(clipping):
+    """The bias of F.linear is a column of its weight: both parts add up before the clip."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 6))
+
+        def forward(self, x):
+            return F.linear(x, self.weight, self.weight[:, 0])
+
+    torch.manual_seed(0)
+    model, x = Twice(), torch.randn(1, 6) + 3
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    _, _, loader = PrivacyEngine("rdp").make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(TensorDataset(x), batch_size=1),
+        noise_multiplier=0.0,
+        max_grad_norm=1.0,
+        sample_rate=1.0,
+        dataset_size=100,
+        clipping=clipping,
+        self_check=False,
+        loss_reduction="sum",
+    )
+    (rows,) = next(iter(loader))
+    (10 * model(rows).sum()).backward()
+    optimizer.step()
+    assert model.weight.grad.norm() <= 1 + 1e-6

@@ -68,3 +68,25 @@ def test_an_example_that_is_dropped_contributes_nothing(name):
     total = torch.zeros(use.shape, dtype=torch.float64)
     use.add_weighted(torch.ones(ROWS, dtype=torch.float64), total)
     assert torch.allclose(total, dense[[0, 2, 3, 4]].sum(0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tied_uses_are_measured_by_the_numbers_that_are_added(seed):
+    """Positions that cancel, kept as their product, and a table that takes the product back."""
+    random = torch.Generator().manual_seed(seed)
+    n, t, words, width = 4, 128, 16, 16
+    x = torch.randn(n, t, width, generator=random)
+    g = torch.randn(n, t, words, generator=random)
+    nearly = 1 + 2.0**-16 * torch.randn(n, t // 2, words, generator=random)
+    x[:, t // 2 :], g[:, t // 2 :] = -x[:, : t // 2], g[:, : t // 2] * nearly
+    order = torch.randperm(t, generator=random)
+    x, g = x[:, order], g[:, order]
+    taken_back = -torch.bmm(g.double().transpose(1, 2), x.double()).float()
+    table = LookedUp(torch.arange(words).expand(n, words), taken_back, words)
+    use = Tied([Outer(x, g), table])
+    use.summed_with(4 * torch.finfo(torch.float32).eps)
+    factors = use.square_norms().rsqrt().clamp(max=1e30).float() * (1 - 1e-6)
+    for row in range(n):
+        total = torch.zeros(words, width)
+        use.add_weighted(torch.where(torch.arange(n) == row, factors, 0.0), total)
+        assert total.double().norm() <= 1 + 1e-6

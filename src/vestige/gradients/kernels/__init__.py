@@ -40,7 +40,7 @@ def square_norms(a: Tensor, g: Tensor) -> Tensor:
     something that is not finite, or is too large for a sum in float32, has an infinite norm.
     """
     if fused.covers(a, g):
-        return fused.square_norms(a, g)[0]
+        return fused.square_norms(*fused.of_one_length(a, g))[0]
     if prefers_gram(a.shape[1], g.shape[2], a.shape[2], a.dtype):
         return reference.gram_norms(a, g)
     return reference.product_norms(a, g)
@@ -51,5 +51,7 @@ def add_weighted(a: Tensor, g: Tensor, factors: Tensor, total: Tensor) -> None:
 
     A row whose factor is zero adds nothing, even if it is not finite.
     """
-    add = fused.add_weighted if fused.covers(a, g) else reference.add_weighted
-    add(a, g, factors, total)
+    if fused.covers(a, g):
+        fused.add_weighted(*fused.of_one_length(a, g), factors, total)
+    else:
+        reference.add_weighted(a, g, factors, total)

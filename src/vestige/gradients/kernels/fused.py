@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from vestige.gradients.kernels.bounds import DEEPEST
 
 CHUNK_POSITIONS = 512  # summed by tensor cores in one go; longer sequences add up such sums
+REACH = 2**31  # numbers; offsets within a record are 32-bit numbers
 ALIGNED = 16  # numbers; strides that are no multiple of it are read one number at a time
 
 
@@ -39,6 +40,8 @@ def covers(a: Tensor, g: Tensor) -> bool:
         and multiplies(a, torch.backends.cuda.matmul.allow_tf32)
         and 1 < a.shape[1] <= DEEPEST
         and min(*a.shape, *g.shape) > 0
+        and _padded_size(a) < REACH
+        and _padded_size(g) < REACH
     )
 
 
@@ -55,7 +58,8 @@ def multiplies(values: Tensor, tf32: bool) -> bool:
 def available() -> bool:
     """Whether Triton is installed and a device has the tensor cores that it needs."""
     found = find_spec("triton") is not None and torch.cuda.is_available()
-    return found and torch.cuda.get_device_capability() >= (8, 0)
+    devices = range(torch.cuda.device_count() if found else 0)
+    return found and all(torch.cuda.get_device_capability(d) >= (8, 0) for d in devices)
 
 
 def arranged(values: Tensor) -> Tensor:
@@ -66,6 +70,7 @@ def arranged(values: Tensor) -> Tensor:
     take float32 in that order only. Positions and features that are zero change no product.
     """
     single = values.dtype == torch.float32
+    values = values if reachable(values) else values.contiguous()
     if not single and _is_aligned(values):
         return values
     n, t, width = values.shape
@@ -87,9 +92,35 @@ def arranged(values: Tensor) -> Tensor:
 
 def arranged_pair(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Both factors of a product, arranged, with as many positions each."""
-    a, g = arranged(a), arranged(g)
+    return of_one_length(arranged(a), arranged(g))
+
+
+def of_one_length(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Both with as many positions, zeros behind those of the shorter one.
+
+    The programs take the number of positions from `a`: a shorter `g` would be read on into the next
+    record.
+    """
     longest = max(a.shape[1], g.shape[1])
     return _lengthened(a, longest), _lengthened(g, longest)
+
+
+def reachable(values: Tensor) -> bool:
+    """Whether a 32-bit offset reaches every number of a record."""
+    inner = zip(values.shape[1:], values.stride()[1:], strict=True)
+    return sum((size - 1) * stride for size, stride in inner) < REACH
+
+
+def _padded_size(values: Tensor) -> int:
+    """The numbers of a record, with all that may be put behind them."""
+    return (values.shape[1] + 2 * ALIGNED) * (values.shape[2] + ALIGNED)
+
+
+def _check_lengths(a: Tensor, g: Tensor) -> None:
+    if a.shape[1] != g.shape[1]:
+        raise ValueError(
+            f"the factors have {a.shape[1]} and {g.shape[1]} positions: arrange them as a pair."
+        )
 
 
 def padded(t: int, dtype: torch.dtype) -> int:
@@ -188,6 +219,7 @@ def affine_channel_sums(
 def square_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Certified squared norms, (n,), in float64, and the part of the norms that the sum's own
     rounding has. No number of a product leaves the registers."""
+    _check_lengths(a, g)
     (n, t, d), p = a.shape, g.shape[2]
     tiling = _norm_tiling(t, p, d, a.dtype)
     rows, columns = (8, 256) if a.stride(2) == 1 else (_side(t, 32), 128)
@@ -223,6 +255,7 @@ def square_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 def add_weighted(a: Tensor, g: Tensor, factors: Tensor, total: Tensor) -> None:
     """Add sum_i factors[i] G_i to `total` (p, d), factors in float32 on float32 products."""
+    _check_lengths(a, g)
     (n, t, wide_d), wide_p = a.shape, g.shape[2]
     p, d = total.shape
     tiling = _sum_tiling(t, p, d, a.dtype)
@@ -340,10 +373,15 @@ def _run(name: str, grid: tuple[int, ...], *args: Any, **constants: Any) -> None
     """
     kinds = [
         (arg.dtype, arg.device.index, arg.data_ptr() % 16 == 0)
-        if type(arg) is Tensor
+        if isinstance(arg, Tensor)
         else (arg == 1, arg % 16 == 0, arg >= 2**31)
         for arg in args
     ]
+    device = args[0].device
+    if device.index != torch.cuda.current_device():  # Triton launches where torch is
+        with torch.cuda.device(device):
+            _run(name, grid, *args, **constants)
+        return
     key = (name, *kinds, *constants.items())
     known = _COMPILED.get(key)
     if known is None:

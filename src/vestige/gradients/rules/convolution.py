@@ -155,6 +155,8 @@ class Convolved(Use):
             and x.dtype == g.dtype
             and fused.multiplies(x, torch.backends.cudnn.allow_tf32)
             and min(*x.shape, *g.shape) > 0
+            and fused.reachable(x)
+            and weight[0].numel() * (self._positions + 2 * fused.ALIGNED) < fused.REACH
         )
         if not self._fused:
             self.x, self.g = x.to(self.dtype), g.to(self.dtype)
@@ -205,7 +207,7 @@ class Convolved(Use):
     def _as_multiplied(self, rows: slice) -> tuple[Tensor, Tensor]:
         """Columns and output gradients, (n, t, d) and (n, t, p), as the fused kernels take them."""
         a = fused.unfolded(self._images(rows), self.geometry.unfolding(self.out), rounded=True)
-        return a, fused.arranged(self.g[rows].flatten(2).transpose(1, 2))
+        return fused.of_one_length(a, fused.arranged(self.g[rows].flatten(2).transpose(1, 2)))
 
     def _images(self, rows: slice) -> Tensor:
         return self.x[rows] if len(self.out) == 2 else self.x[rows].unsqueeze(2)
