@@ -97,10 +97,8 @@ def gram_norms(a: Tensor, g: Tensor, dtype: torch.dtype, rounding: float = 0.0) 
     unit = rounding_unit(dtype, a.shape[2] + g.shape[2])
     gram_a = torch.bmm(a, a.transpose(1, 2))
     gram_g = torch.bmm(g, g.transpose(1, 2))
-    squares = limited(gram_a.diagonal(dim1=1, dim2=2), dtype) * limited(
-        gram_g.diagonal(dim1=1, dim2=2), dtype
-    )
-    terms = squares.sqrt_().sum(1)
+    squares = [limited(gram.diagonal(dim1=1, dim2=2), dtype) for gram in (gram_a, gram_g)]
+    terms = squares[0].mul(squares[1]).sqrt_().sum(1)
     norms = gram_a.mul_(gram_g).sum((1, 2)).clamp_(min=0).add_(terms.square().mul_(unit))
     return norms.sqrt_().add_(terms.mul_(rounding)).square_() if rounding > COARSE else norms
 
