@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.program import plain, run, run_json
 from vestige.errors import ConfigError
 from vestige.lab import comparison
 from vestige.privacy import accounting
@@ -99,34 +98,6 @@ def test_compare_after_an_interrupt_states_what_was_spent(
         [Event(0.25, report["runs"][0]["noise_multiplier"], 2 * 8)], 1e-5
     )  # both runs, although only one is reported
     assert report["study_epsilon"] == pytest.approx(spent, rel=1e-6)
-
-
-def test_compare_on_the_command_line() -> None:
-    options = "--dataset digits --model linear --lot 100 --epochs 1 --train-size 300 --seeds 2"
-    shown = plain(run(f"compare --methods dp-sgd,fo --epsilon 2 {options}").stdout)
-    assert "whole study" in shown and "p (Holm)" in shown
-    report = run_json(f"compare --methods dp-sgd,fo --epsilon 2 {options}")
-    assert report["study_epsilon"] > 2
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("--methods dp-sgd --epsilon 1", "at least two"),
-        ("--methods dp-sgd,dp-sgd --epsilon 1", "different"),
-        ("--methods dp-sgd,foo --epsilon 1", "'foo'"),
-        ("--methods dp-sgd,fo --epsilon 0", "epsilon"),
-        ("--methods dp-sgd,fo --epsilon 1 --match noise", "'noise'"),
-        ("--methods dp-sgd,fo --epsilon 1 --seeds 0", "seeds"),
-        ("--methods dp-sgd,fo --epsilon 1 --tune --lr 1", "tune"),
-        ("--methods dp-sgd,fo --epsilon 1 --dataset nothing.npz", "nothing.npz"),
-    ],
-)
-def test_bad_comparisons(options: str, expected: str) -> None:
-    result = run(f"compare {options}")
-    assert result.exit_code == 2
-    assert expected in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
 
 
 def test_a_study_of_methods_for_two_relations_claims_the_weaker_one(

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,18 +19,22 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import vestige
+from tests.support.doors import branch_of, door_of, linear_groups
 from tests.support.noise_law import FALSE_ALARM, assert_noise, is_noise
 from vestige import ConfigError, PrivacyEngine
 from vestige.gradients.groups import partition
-from vestige.memory.history import History
 from vestige.privacy.ledger import Ledger
 from vestige.privacy.noise_scales import NoiseScale
-from vestige.release.door import Branch, ClippedSum, Door, Release, recalled
-from vestige.release.observer import Observer
+from vestige.release.door import ClippedSum, Door, Release
 from vestige.sampling import streams as randomness
 from vestige.sampling.streams import Randomness
 
 SIGMA, C = 1.3, 0.7
+
+
+@pytest.fixture
+def groups():
+    return linear_groups()
 
 
 def handed_over(rows, dtype, reduction, batch_size=4, **options):
@@ -156,15 +158,6 @@ def test_a_wrong_distribution_is_rejected():
     assert not is_noise(rng.normal(size=4000) + 0.2, 1.0)
 
 
-def door_of(groups, noise, ledger=None):
-    return Door(groups, noise, Randomness(), Ledger() if ledger is None else ledger)
-
-
-@pytest.fixture
-def groups():
-    return partition(nn.Linear(7, 5), "flat")
-
-
 def test_nothing_but_the_door_makes_a_release(groups):
     with pytest.raises(TypeError, match=r"Door\.release"):
         Release(torch.zeros(3), 0)
@@ -175,113 +168,11 @@ def test_nothing_but_the_door_makes_a_release(groups):
     assert out.step == 0
 
 
-def test_what_makes_a_branch_makes_no_release(monkeypatch, groups):
-    """Whoever gets hold of the proof that `recalled` gives a branch has no proof of a release."""
-    assert type(recalled(torch.zeros(3), 0)) is Branch
-    proofs = {}
-    for kind in (Branch, Release):
-
-        def init(self, *args, _certificate, kind=kind):
-            proofs[kind] = _certificate
-
-        monkeypatch.setattr(kind, "__init__", init)
-    recalled(torch.zeros(3), 0)
-    door_of(groups, NoiseScale.shared(1.0)).release(ClippedSum(groups.buffer(), (1.0,)), 0.1)
-    monkeypatch.undo()
-    with pytest.raises(TypeError, match=r"Door\.release"):
-        Release(torch.zeros(3), 0, _certificate=proofs[Branch])
-    with pytest.raises(TypeError, match="memory of releases"):
-        Branch(torch.zeros(3), 0, _certificate=proofs[Release])
-
-
 def test_the_proof_of_a_release_stays_in_the_module_of_the_door():
     source = Path(vestige.__file__).parent
     users = sorted(path for path in source.rglob("*.py") if "_certificate=" in path.read_text())
     assert users == [source / "release" / "door.py", source / "release" / "query.py"]
     assert "_RELEASED" not in users[1].read_text()
-
-
-class Listed(Observer):
-    """Writes down what it is told, and how much was on the ledger then."""
-
-    def __init__(self, ledger):
-        self.ledger, self.told, self.passages = ledger, [], []
-
-    def note(self, event):
-        self.told.append((event, self.ledger.steps))
-
-    def arrives(self, passage):
-        self.note("arrives")
-        assert passage.values.numel() == 0
-
-    def charged(self, event):
-        self.note(f"charged {event.sample_rate:g}")
-
-    def drawing(self, passage):
-        self.note("drawing")
-
-    def released(self, passage):
-        self.note(passage.kind)
-        self.passages.append(replace(passage, values=passage.values.clone()))
-
-
-def test_observers_are_told_in_order_what_goes_through(groups):
-    ledger = Ledger()
-    door = door_of(groups, NoiseScale.shared(1.0), ledger)
-    assert door.observers == []
-    listed = Listed(ledger)
-    door.observers.append(listed)
-    total = torch.randn(groups.buffer().shape)
-    look = door.first_look(ClippedSum(total, (2.0,)), 0.1, lot=3).values.clone()
-    out = door.release(ClippedSum(total, (2.0,)), 0.1, lot=3)
-    number = door.measure(5.0, 1.5, 2.0, lot=4)
-    assert listed.told == [
-        *(("arrives", 0), ("charged 0.1", 1), ("drawing", 1), ("first look", 1)),
-        *(("arrives", 1), ("drawing", 1), ("release", 1)),
-        *(("arrives", 1), ("charged 1", 2), ("drawing", 2), ("measurement", 2)),
-    ]
-    first, second, third = listed.passages
-    assert torch.equal(first.values, look) and torch.equal(second.values, out.values)
-    assert (first.step, second.step, second.lot, second.gain) == (0, 0, 3, 1.0)
-    assert second.bounds == second.stds == (2.0,) and torch.equal(second.total, total)
-    assert (float(third.total), float(third.values)) == (5.0, number)
-    assert (third.bounds, third.stds) == ((1.5,), (3.0,))
-
-
-def test_an_observer_may_put_earlier_releases_in_the_place_of_new_ones(groups):
-    class Frozen(Observer):
-        def released(self, passage):
-            passage.values.fill_(7.0)
-            if passage.noisy_counts is not None:
-                passage.noisy_counts = (0.25,)
-
-    counting = Door(groups, NoiseScale.shared(1.0), Randomness(), Ledger(), count_noise=1.0)
-    counting.observers.append(Frozen())
-    clipped = ClippedSum(groups.buffer(), (1.0,), torch.zeros(1))
-    out = counting.release(clipped, 0.1)
-    assert out.values.eq(7.0).all() and out.counts == (0.25,)
-    assert counting.measure(5.0, 1.0, 1.0, lot=0) == 7.0
-
-
-def test_the_door_takes_nothing_but_a_clipped_sum(groups):
-    door = door_of(groups, NoiseScale.shared(1.0))
-    public = door.release(ClippedSum(groups.buffer(), (1.0,)), 0.1)
-    for raw in (groups.buffer(), [1.0], public, None):
-        with pytest.raises(TypeError, match="ClippedSum"):
-            door.release(raw, 0.1)
-    assert door.steps == 1
-
-
-def test_a_clipped_sum_cannot_be_saved_copied_or_printed():
-    private = ClippedSum(torch.full((3,), 12345.0), (1.0,))
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        with pytest.raises(TypeError, match="private"):
-            pickle.dumps(private, protocol)
-    for way in (copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match="private"):
-            way(private)
-    assert "12345" not in repr(private) + str(private)
-    assert not hasattr(private, "__dict__")
 
 
 def test_the_ledger_is_charged_before_the_noise_is_drawn(groups, monkeypatch):
@@ -328,15 +219,6 @@ def test_a_failed_draw_hands_nothing_to_the_optimizer(monkeypatch):
     assert all(torch.equal(model.state_dict()[k], v) for k, v in before.items())
 
 
-def branch_of(groups, values, step):
-    """A branch with given values, by way of a history that remembers one release of them."""
-    door = door_of(groups, NoiseScale.shared(0.0))
-    history = History([slice(0, groups.size)], groups.buffer(), window=2, ema=1.0)
-    for _ in range(step):
-        history.append(door.release(ClippedSum(values, (1.0,)), 0.1))
-    return history.mix(np.ones((1, 1)))
-
-
 def test_a_gain_and_a_branch_are_applied_and_charged(groups):
     """release = gain * sum + branch + noise, charged at the multiplier divided by the gain."""
     ledger = Ledger()
@@ -349,19 +231,6 @@ def test_a_gain_and_a_branch_are_applied_and_charged(groups):
     noisy.position.release = 1
     noisy.release(ClippedSum(total, (1.0,)), 0.3, branch_of(groups, memory, 1), gain=0.5)
     assert [(e.sample_rate, e.noise_multiplier) for e in ledger.events] == [(0.1, 0.0), (0.3, 2.4)]
-
-
-def test_a_branch_must_come_from_a_history_and_belong_to_the_step(groups):
-    door = door_of(groups, NoiseScale.shared(1.0))
-    clipped = ClippedSum(groups.buffer(), (1.0,))
-    for raw in (torch.randn(40), clipped, [0.0] * 40):
-        with pytest.raises(TypeError, match="Branch"):
-            door.release(clipped, 0.1, raw)
-    with pytest.raises(TypeError, match="memory of releases"):
-        Branch(torch.zeros(40), 0)
-    with pytest.raises(RuntimeError, match="recalled for step 1, the release is step 0"):
-        door.release(clipped, 0.1, branch_of(groups, torch.randn(40), 1))
-    assert door.steps == 0
 
 
 @pytest.mark.parametrize("with_branch", [True, False])

@@ -17,58 +17,22 @@ import pytest
 import torch
 from scipy import stats
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
+from tests.support.importance_runs import CLIPPED, NORMS, go, records, step
 from tests.support.small_runs import LOT, SIGMA, STEPS, N, closure_of, flat, private, run
 from tests.support.two_looks import SEED, close, gradients, lots, normals, sgd, watch
-from vestige import ConfigError, PrivacyEngine
+from vestige import ConfigError
 from vestige.methods import DPIS
 from vestige.sampling.lots import draw_lot
 from vestige.sampling.streams import ACCEPT, MEASURE, Randomness
-from vestige.updates.adam import AdamBC
 
 FALSE_ALARM = 1e-7
 C = 1.5
-NORMS = [0.0, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.0, 2.0, 5.0, 0.4, 0.6]
-CLIPPED = np.minimum(NORMS, 1.0)
 
 
 @pytest.fixture
 def seen(monkeypatch):
     return watch(monkeypatch)
-
-
-def records(norms, batch_size, method, seed=None, workers=0, optimizer=None, **options):
-    """A run whose record i has the gradient norms[i] e_i, whatever the weights."""
-    size = len(norms)
-    model = nn.Linear(size, 1, bias=False).double()
-    nn.init.zeros_(model.weight)
-    x = torch.diag(torch.as_tensor(norms, dtype=torch.float64))
-    engine = PrivacyEngine("rdp", noise_seed=seed)
-    data = TensorDataset(x, torch.arange(size))
-    made = engine.make_private(
-        module=model,
-        optimizer=optimizer(model.parameters()) if optimizer else sgd(1.0)(model.parameters()),
-        data_loader=DataLoader(data, batch_size=batch_size, num_workers=workers),
-        method=method,
-        **{"noise_multiplier": 0.0, "max_grad_norm": 1.0} | options,
-    )
-    return engine, *made
-
-
-def step(engine, model, optimizer, x):
-    optimizer.zero_grad()
-    engine.backward(model(x).squeeze(1))
-    optimizer.step()
-
-
-def go(engine, model, optimizer, loader, count):
-    """`count` lots, measuring passes before every epoch."""
-    while engine.released < count:
-        for x, _ in loader:
-            step(engine, model, optimizer, x)
-            if engine.released == count:
-                break
 
 
 # -- the equations --------------------------------------------------------------------------
@@ -335,37 +299,6 @@ def test_saving_in_the_middle_of_an_epoch_continues_bit_for_bit():
 # -- what is refused ------------------------------------------------------------------------
 
 
-def test_lots_are_drawn_too_late_for_workers():
-    with pytest.raises(ConfigError, match="workers cannot read ahead: use num_workers=0 instead"):
-        records(NORMS, 3, DPIS(), workers=1)
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "message"),
-    [
-        (DPIS(floor=0.2), {}, r"floor=0.2 is below the sampling rate 0.25"),
-        (DPIS(), {"clipping": "per_layer"}, "not at 2 groups of it: use flat clipping"),
-        (DPIS(), {"clipping": "quantile"}, "takes a fixed clip bound"),
-        (DPIS(), {"clipping": "auto"}, "takes a fixed clip bound"),
-        (DPIS(), {"sample_rate": [0.1, 0.11, 0.12, 0.13], "steps": 4}, "rate of its own"),
-        (DPIS(), {"noise_multiplier": [1.0, 2.0], "steps": 2}, "no schedule"),
-        (DPIS(), {"denoiser": "doppler"}, "scales its releases itself"),
-    ],
-    ids=str,
-)
-def test_what_does_not_go_together_is_refused(method, options, message):
-    with pytest.raises(ConfigError, match=message):
-        private(method, **options)
-
-
-@pytest.mark.parametrize(
-    "bad", [{"floor": 0.0}, {"floor": 1.5}, {"norm_noise": 0.0}, {"norm_noise": math.inf}]
-)
-def test_bad_settings_are_refused(bad):
-    with pytest.raises(ConfigError, match=next(iter(bad))):
-        DPIS(**bad)
-
-
 def test_a_declared_sampling_rate_is_the_one_that_is_drawn_and_charged(seen):
     """In place of batch_size / dataset_size: the cap is the rate over the floor."""
     engine, *rest = records([0.8] * 12, 6, DPIS(0.6, 1e-9), sample_rate=0.1, noise_multiplier=1.0)
@@ -384,12 +317,3 @@ def test_a_record_that_is_always_in_its_lot(seen):
     assert engine.parts["importance"].rate == 1.0
     go(engine, *rest, 2)
     assert torch.allclose(seen.sums[-1], torch.ones(12).double(), atol=1e-12)
-
-
-def test_the_corrected_adam_knows_the_noise_of_the_gradient():
-    engine, model, optimizer, loader = records(
-        NORMS, 3, DPIS(0.3, 1e-9), 3, noise_multiplier=0.8, optimizer=lambda p: AdamBC(p, 0.01)
-    )
-    go(engine, model, optimizer, loader, 2)
-    std = 0.8 * CLIPPED.mean() / 3
-    assert optimizer.noise_variances[id(model.weight)] == pytest.approx(std**2, rel=1e-6)
