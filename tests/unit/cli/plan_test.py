@@ -15,6 +15,8 @@ from tests.support.program import run, run_json
 from vestige.methods import planning
 from vestige.methods.planning import Comparison, Request
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 SMALL = "plan --dataset-size 1000 --lot 50 --epochs 3 --epsilon 4 --accountant rdp"
 
 

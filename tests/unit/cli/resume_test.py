@@ -38,7 +38,6 @@ def forge(folder, change):
     checkpoint.write(folder / "checkpoint.pt", state, secret)
 
 
-@pytest.mark.usefixtures("_interrupts")
 def test_an_interrupted_run_goes_on(tmp_path):
     whole = training.train(config(tmp_path / "whole"))
 

@@ -36,7 +36,7 @@ def run_json(arguments: str, *more: str) -> dict[str, Any]:
     return program.run_json(f"spectrum {arguments}", *more)
 
 
-command = pytest.mark.usefixtures("_in_empty_folder")
+command = pytest.mark.usefixtures("empty_folder")
 
 
 class Dangerous:

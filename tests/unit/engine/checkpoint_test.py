@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-import signal
 import stat
 from pathlib import Path
 
@@ -78,14 +77,6 @@ def test_a_crash_charges_the_whole_open_block(tmp_path, monkeypatch):
     """800 planned steps are reserved 16 at a time."""
     cut_off(tmp_path / "cut", 2, monkeypatch, steps=800, checkpoint_every=800)
     assert charged(tmp_path / "cut") == 16
-
-
-@pytest.fixture
-def _interrupts():
-    """Ctrl-C as in a program that was started from a terminal, whatever runs the tests."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def test_the_default_is_a_checkpoint_every_epoch(tmp_path, monkeypatch):
