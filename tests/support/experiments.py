@@ -19,6 +19,7 @@ from vestige.lab.definition import Experiment
 from vestige.lab.grid import Task, tasks_of
 from vestige.lab.progress import Display
 from vestige.lab.reading import read
+from vestige.lab.readings import Reading
 from vestige.lab.rows import ROWS, RowStore
 from vestige.lab.runner import Request, reproduce
 from vestige.lab.summary import rows_of
@@ -282,8 +283,11 @@ def made_row(task: Task) -> dict[str, Any]:
     epochs = setting.epochs
     top = 0.6 + 0.2 * luck.random()
     accuracy = [round(top * (1 - math.exp(-(e + 1) / 3)), 4) for e in range(epochs)]
-    private = setting.method not in ("geodp", "dp-adam-ac")
-    last = (setting.epsilon or 9.0) if private else None
+    plain = isinstance(setting, Reading)
+    method = "plain loop" if plain else setting.method
+    private = method not in ("geodp", "dp-adam-ac", "plain loop")
+    target = None if plain else setting.epsilon
+    last = (target or 9.0) if private else None
     curve = {
         "epoch": list(range(1, epochs + 1)),
         "accuracy": accuracy,
@@ -294,23 +298,23 @@ def made_row(task: Task) -> dict[str, Any]:
         curve = {name: values[-1:] for name, values in curve.items()}
     return row | {
         "dataset": setting.dataset,
-        "model": setting.model,
-        "method": setting.method,
-        "settings": task.config["settings"],
+        "model": "mlp" if plain else setting.model,
+        "method": method,
+        "settings": task.config if plain else task.config["settings"],
         "seed": setting.seed,
         "lr": float(setting.lr),
         "final_accuracy": accuracy[-1],
         "best_accuracy": max(accuracy),
         "final_loss": 1.2,
         "epsilon": last,
-        "epsilon_marginal": 5.0 if private and setting.epsilon is None else None,
-        "delta": setting.delta,
+        "epsilon_marginal": 5.0 if private and target is None else None,
+        "delta": None if plain else setting.delta,
         "guarantee": "(epsilon, delta)-DP, add or remove one record" if private else "none",
         "noise_multiplier": 1.1,
         "steps": 5 * epochs,
         "epochs": epochs,
         "curve": curve,
-        "diagnostics": _memory(setting.model, epochs, luck) if setting.method == "sma" else None,
+        "diagnostics": _memory(setting.model, epochs, luck) if method == "sma" else None,
     }
 
 
