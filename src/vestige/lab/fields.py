@@ -6,7 +6,7 @@ A refusal names the place in the file, the key, the value, and what it must be.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from vestige.checks import is_number
+from vestige.errors import ConfigError
 
 MOST_SEEDS = 1000  # every run of an experiment is listed before the first one starts
 _LONGEST = 200  # characters of a value in a message
@@ -28,6 +29,18 @@ class Model(BaseModel):
     """A table of a file: frozen, without keys that it does not know, 1 is not True."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+class RunModel(Model):
+    """What one run is told, made in code as well as from a file: ConfigError for a bad value."""
+
+    called: ClassVar[str] = "the run"
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(refusal(error, type(self), self.called)) from error
 
 
 def refuse(sentence: str) -> PydanticCustomError:

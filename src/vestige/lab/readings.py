@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from vestige.errors import ConfigError
-from vestige.lab.fields import Model, Span, one_of, refusal
+from vestige.lab.fields import RunModel, Span, one_of
 
 NOISES = ("release", "stored", "step")
 PIXELS = ("half", "unit", "standard")
 
 
-class Reading(Model):
+class Reading(RunModel):
     """One run of the plain loop.
 
     `noise` is in the `release` (as printed: the step and the memory see it), in what is `stored`
     but not in the step, or in the `step` but not in what is stored. beta 1 has no memory: DP-SGD,
     or DP-Adam with `adam`. ConfigError for a bad value.
     """
+
+    called = "the reading"
 
     dataset: str
     train_range: Span
@@ -43,12 +44,6 @@ class Reading(Model):
     xavier: bool = False
     pixels: Annotated[str, one_of(PIXELS)] = "half"
     seed: int = 0
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigError(refusal(error, Reading, "the reading")) from error
 
     @property
     def steps(self) -> int:

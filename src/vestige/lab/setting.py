@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from vestige.errors import ConfigError
-from vestige.lab.fields import Model, Span, refusal, refuse
+from vestige.lab.fields import RunModel, Span, refuse
 from vestige.methods import resolve
 from vestige.train.config import DATASETS, TrainConfig
 
@@ -36,7 +35,7 @@ def config_hash(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class RunSetting(Model):
+class RunSetting(RunModel):
     """One training run of an experiment.
 
     It trains on the images `train_range` of the training split. It is measured on `test_range` of
@@ -67,12 +66,6 @@ class RunSetting(Model):
     delta: float = 1e-5
     accountant: str = "pld"
     seed: int = 0
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigError(refusal(error, RunSetting, "the run")) from error
 
     @model_validator(mode="after")
     def _check(self) -> RunSetting:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class AdamBC(Optimizer):
     """
 
     noise_variances: Mapping[int, float] = MappingProxyType({})
+    decay: ClassVar[float] = 0.0  # of the weights, where none is given
+    decoupled: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -44,9 +46,9 @@ class AdamBC(Optimizer):
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         floor: float | None = None,
-        weight_decay: float = 0.0,
-        decoupled: bool = False,
+        weight_decay: float | None = None,
     ) -> None:
+        weight_decay = self.decay if weight_decay is None else weight_decay
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if not is_number(value) or value < 0:
                 raise ConfigError(f"{name}={value!r} must be a finite number of at least 0.")
@@ -60,7 +62,7 @@ class AdamBC(Optimizer):
             "betas": betas,
             "floor": floor,
             "weight_decay": weight_decay,
-            "decoupled": decoupled,
+            "decoupled": self.decoupled,
         }
         super().__init__(params, defaults)
 
@@ -102,17 +104,9 @@ class AdamBC(Optimizer):
 
 
 class AdamWBC(AdamBC):
-    """AdamBC with decoupled weight decay, for `method="dp-adamw-bc"`."""
+    """AdamBC with decoupled weight decay, 0.01 by default, for `method="dp-adamw-bc"`."""
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        floor: float | None = None,
-        weight_decay: float = 0.01,
-    ) -> None:
-        super().__init__(params, lr, betas, floor, weight_decay, decoupled=True)
+    decay, decoupled = 0.01, True
 
 
 class KnownNoise(Part):
