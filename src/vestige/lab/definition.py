@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
@@ -31,6 +31,7 @@ from vestige.lab.fields import (
 )
 from vestige.lab.readings import Reading
 from vestige.lab.setting import RunSetting
+from vestige.lab.sweeps import StudySetting, StudySettings, Sweep
 
 KINDS = ("training", "direction-error")
 TABLES = ("accuracy", "runtime", "memory", "targets")
@@ -40,15 +41,12 @@ FIGURES = (
     *"accuracy-by-marginal marginal-by-epoch".split(),
 )
 PRINTED = "accuracy std low high seconds relative depth memory_ratio epsilon".split()
-STUDY = "dimension batch sigma bounding signal trials seed examples releases".split()
 RUN_KEYS = (
     *"model lr lot epochs train_range test_range noise_multiplier group_noise_multiplier".split(),
     *"clip clipping momentum delta accountant".split(),
 )
 GRID = "model noise_multiplier group_noise_multiplier clip lot lr delta".split()
 Printed = dict[Annotated[str, one_of(PRINTED)], Number]
-StudySetting = Annotated[str, one_of(STUDY)]
-StudySettings = dict[StudySetting, Number]
 Grid = dict[Annotated[str, one_of(GRID)], Annotated[list[Any], Field(min_length=1)]]
 _NOISE = ("noise_multiplier", "group_noise_multiplier", "epsilon")
 
@@ -113,14 +111,35 @@ class Absent(Model):
     paper: Printed = Field(default_factory=dict)
 
 
+class Candidate(NamedTuple):
+    """What tuning chooses: a learning rate, and settings beside it."""
+
+    rate: float
+    settings: dict[str, Any]
+
+
 class FairArm(MethodRuns):
-    """A method of the fair column: tuned over `rates`, or at the rate chosen for `follows`."""
+    """A method of the fair column: tuned over `rates`, or at the rate chosen for `follows`.
+
+    `choices` are values of its settings that are tuned with the rate, in all combinations.
+    """
 
     rates: Numbers = Field(default=[])
     follows: Text | None = None
+    choices: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+
+    def candidates(self) -> list[Candidate]:
+        """All that tuning tries."""
+        combined = itertools.product(self.rates, *self.choices.values())
+        return [
+            Candidate(rate, dict(zip(self.choices, values, strict=True)))
+            for rate, *values in combined
+        ]
 
     @model_validator(mode="after")
     def _check(self) -> FairArm:
+        if self.follows and self.choices:
+            raise refuse(f"the arm {self.label!r} follows another: leave its choices out.")
         if bool(self.rates) == bool(self.follows):
             raise refuse(
                 f"the arm {self.label!r} has rates {self.rates} and follows {self.follows!r}: give "
@@ -171,38 +190,6 @@ class Fair(Model):
                 "reported: choose another."
             )
         return self
-
-
-class Sweep(Model):
-    """One panel of a direction study: the setting `varied` takes each of `values`."""
-
-    name: Text
-    varied: StudySetting
-    values: Annotated[list[Number], Field(min_length=1)]
-    fixed: StudySettings = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _check(self) -> Sweep:
-        if self.varied in self.fixed:
-            raise refuse(f"fixed has {self.varied!r}, which varies: leave it out.")
-        return self
-
-    def points(self) -> list[dict[str, Any]]:
-        """The configuration of every point."""
-        return [
-            {"kind": "direction-error", **self.fixed, self.varied: value} for value in self.values
-        ]
-
-    def quickened(self, quick: Quick) -> Sweep:
-        """A smaller copy: settings divided down by whole numbers, and others set."""
-
-        def smaller(name: str, value: Any) -> Any:
-            value = quick.set.get(name, value)
-            return max(2, int(value // quick.divide[name])) if name in quick.divide else value
-
-        fixed = {name: smaller(name, value) for name, value in self.fixed.items()}
-        values = list(dict.fromkeys(smaller(self.varied, value) for value in self.values))
-        return self.model_copy(update={"fixed": fixed, "values": values})
 
 
 class Quick(Runs):
@@ -307,7 +294,7 @@ class Experiment(Model):
         return RunSetting(dataset=dataset, seed=seed, **values)
 
     def fair_run(
-        self, arm: FairArm, dataset: str, epsilon: float, rate: float, seed: int, tuning: bool
+        self, arm: FairArm, dataset: str, epsilon: float, chosen: Candidate, seed: int, tuning: bool
     ) -> RunSetting:
         """A run of the fair column, measured on the validation images if it is for tuning."""
         assert self.fair is not None
@@ -315,7 +302,8 @@ class Experiment(Model):
         values = {name: value for name, value in values.items() if name not in _NOISE}
         if tuning:
             values |= {"test_range": None, "validation_range": self.fair.validation_range}
-        values |= {"epsilon": epsilon, "lr": rate}
+        values |= {"epsilon": epsilon, "lr": chosen.rate}
+        values["settings"] = values["settings"] | chosen.settings
         return RunSetting(dataset=dataset, seed=seed, **values)
 
     def with_seeds(self, seeds: int | None) -> Experiment:
@@ -331,7 +319,9 @@ class Experiment(Model):
         """A smoke run: few epochs and seeds, one epsilon, two learning rates."""
         quick = self.quick_values
         if self.kind == "direction-error":
-            changes: dict[str, Any] = {"sweeps": [s.quickened(quick) for s in self.sweeps]}
+            changes: dict[str, Any] = {
+                "sweeps": [s.quickened(quick.divide, quick.set) for s in self.sweeps]
+            }
         else:
             values = {"epochs": 2} | quick.values
             changes = {
@@ -347,7 +337,15 @@ class Experiment(Model):
 
 def _quick_fair(experiment: Experiment, fair: Fair, values: Mapping[str, Any]) -> Fair:
     quick = experiment.quick_values
-    arms = (_without(arm, values).model_copy(update={"rates": arm.rates[:2]}) for arm in fair.arms)
+    arms = [
+        _without(arm, values).model_copy(
+            update={
+                "rates": arm.rates[:2],
+                "choices": {name: few[:1] for name, few in arm.choices.items()},
+            }
+        )
+        for arm in fair.arms
+    ]
     return fair.model_copy(
         update={
             "seeds": quick.seeds,
@@ -355,7 +353,7 @@ def _quick_fair(experiment: Experiment, fair: Fair, values: Mapping[str, Any]) -
             "datasets": experiment.fair_datasets[:1],
             "validation_range": quick.validation_range or fair.validation_range,
             "protocol": _without(fair.protocol, values),
-            "arms": list(arms),
+            "arms": arms,
         }
     )
 

@@ -1,8 +1,8 @@
 """From experiments to runs: which rows there are, and which of them can be run by now.
 
 The rows of the published column and those that tune the fair column are known at once. A final row
-of the fair column is known when the tuning of its method is finished: its learning rate is the one
-with the best accuracy on the validation images.
+of the fair column is known when the tuning of its method is finished: its learning rate, and
+its settings where the file gives choices, are those with the best accuracy on validation images.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vestige.lab.definition import Experiment, FairArm
+from vestige.lab.definition import Candidate, Experiment, FairArm
 from vestige.lab.readings import Reading
 from vestige.lab.setting import Config, RunSetting, config_hash
 
@@ -80,24 +80,27 @@ def fair_cells(experiment: Experiment) -> Iterator[tuple[str, float, FairArm]]:
         yield from itertools.product(experiment.fair_datasets, fair.epsilons, fair.arms)
 
 
-def chosen_rate(
+def chosen(
     experiment: Experiment, dataset: str, epsilon: float, arm: FairArm, rows: Mapping[str, Row]
-) -> float | None:
-    """The learning rate with the best validation accuracy; None while tuning is unfinished.
+) -> Candidate | None:
+    """What has the best validation accuracy; None while tuning is unfinished.
 
-    Ties go to the lower validation loss, then to the smaller rate.
+    Ties go to the lower validation loss, then to the smaller rate. An arm that follows another has
+    its rate, and settings of its own.
     """
-    if arm.follows and experiment.fair is not None:
+    follower = bool(arm.follows)
+    if follower and experiment.fair is not None:
         arm = next(other for other in experiment.fair.arms if other.label == arm.follows)
     tried = []
-    for task in _tuning(experiment, dataset, epsilon, arm):
+    tuning = _tuning(experiment, dataset, epsilon, arm)
+    for number, task in enumerate(tuning):
         row = rows.get(task.hash)
         if row is None:
             return None
-        loss = row["final_loss"]
-        rate = float(row["lr"])
-        tried.append((-row["final_accuracy"], math.inf if loss is None else loss, rate))
-    return min(tried)[2]
+        loss = math.inf if row["final_loss"] is None else row["final_loss"]
+        tried.append((-row["final_accuracy"], loss, float(row["lr"]), number))
+    best = arm.candidates()[min(tried)[-1]]
+    return best._replace(settings={}) if follower else best
 
 
 def _published(experiment: Experiment) -> Iterator[Task]:
@@ -112,9 +115,9 @@ def _published(experiment: Experiment) -> Iterator[Task]:
 
 def _tuning(experiment: Experiment, dataset: str, epsilon: float, arm: FairArm) -> Iterator[Task]:
     assert experiment.fair is not None
-    for rate in arm.rates:
+    for candidate in arm.candidates():
         seed = experiment.fair.tuning_seed
-        run = experiment.fair_run(arm, dataset, epsilon, rate, seed, tuning=True)
+        run = experiment.fair_run(arm, dataset, epsilon, candidate, seed, tuning=True)
         place = (experiment.name, "fair", "tuning", arm.label)
         yield _task(experiment, place, run, {"dataset": dataset, "epsilon": epsilon})
 
@@ -123,10 +126,10 @@ def _finals(
     experiment: Experiment, dataset: str, epsilon: float, arm: FairArm, rows: Mapping[str, Row]
 ) -> Iterator[Task]:
     assert experiment.fair is not None
-    rate = chosen_rate(experiment, dataset, epsilon, arm, rows)
-    for seed in experiment.fair.reported if rate is not None else ():
-        assert rate is not None
-        run = experiment.fair_run(arm, dataset, epsilon, rate, seed, tuning=False)
+    best = chosen(experiment, dataset, epsilon, arm, rows)
+    for seed in experiment.fair.reported if best is not None else ():
+        assert best is not None
+        run = experiment.fair_run(arm, dataset, epsilon, best, seed, tuning=False)
         place = (experiment.name, "fair", "final", arm.label)
         yield _task(experiment, place, run, {"dataset": dataset, "epsilon": epsilon})
 
@@ -179,6 +182,6 @@ class Plan:
             for experiment in self._experiments
             if experiment.fair is not None and "fair" in self._columns
             for cell in fair_cells(experiment)
-            if chosen_rate(experiment, *cell, rows) is None
+            if chosen(experiment, *cell, rows) is None
         )
         return len(self.tasks(rows)) + waiting

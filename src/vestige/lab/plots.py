@@ -51,9 +51,13 @@ def reference() -> Style:
 
 
 def quiet(number: int) -> Style:
-    """The look of a series among many: grey, so that a few others can be seen."""
-    greys = ("#7b8794", "#a3adb8", "#5c6773")
-    return {**look(number), "color": greys[number % len(greys)]}
+    """The look of a series among many: thin and grey, so that a few others can be seen.
+
+    Thin, because colours are greys too in print and to some eyes.
+    """
+    greys = ("#8a949f", "#b4bcc4")
+    thin = {"linewidth": 0.9, "markersize": 3.6}
+    return {**look(number), **thin, "color": greys[number % len(greys)]}
 
 
 def look(number: int) -> Style:
@@ -253,8 +257,8 @@ def _draw_apart(axes: Axes, line: Line, number: int, count: int) -> None:
     color = line.style["color"]
     if line.low is not None and line.high is not None:
         axes.vlines(places, line.low, line.high, color=color, lw=1.8)
-    looks = {**line.style, "linestyle": "none"}
-    axes.plot(places, line.y, **looks, ms=6, label=plain(line.label))
+    looks = {**line.style, "linestyle": "none", "markersize": 6}
+    axes.plot(places, line.y, **looks, label=plain(line.label))
 
 
 def _set_ticks(axes: Axes, lines: Sequence[Line], ticks: Sequence[str], log: bool) -> None:
@@ -283,6 +287,14 @@ def shade(axes: Axes, span: Sequence[float]) -> None:
     axes.axhspan(span[0], span[1], color=_SHADE, lw=0, zorder=0.5)
 
 
+def ceiling(axes: Axes, accuracy: float | None, across: bool = True) -> None:
+    """A dotted line at the accuracy without privacy, where it is known."""
+    if accuracy is not None:
+        draw = axes.axhline if across else axes.axvline
+        looks: Style = {"color": "#52606d", "lw": 1.2, "ls": (0, (1, 2)), "zorder": 1}
+        draw(accuracy, label="without privacy", **looks)
+
+
 def from_zero(axes: Axes) -> None:
     """Let the axis begin at zero; all zero is flat at the bottom of an axis that goes to one."""
     axes.set_ylim(0, None if axes.dataLim.y1 > 0 else 1)
@@ -301,10 +313,11 @@ def dot_panel(
     *,
     bars: bool = False,
     base: float | None = None,
+    most: float | None = None,
 ) -> Panel:
     """One value for each line of a list, as a dot or a bar from zero, the paper's below ours.
 
-    `base` is the value of the reference, drawn as a dashed line.
+    `base` is the value of the reference, drawn as a dashed line; `most` that without privacy.
     """
 
     def draw(axes: Axes) -> None:
@@ -314,6 +327,7 @@ def dot_panel(
             _draw_paper(axes, dot, place + down)
         if base is not None:
             axes.axvline(base, color=axes.xaxis.label.get_color(), lw=1.0, ls=(0, (4, 3)), zorder=1)
+        ceiling(axes, most, across=False)
         axes.set_yticks(range(len(dots)), [shortened(dot.label) for dot in dots])
         axes.set_ylim(len(dots) - 0.4, -0.6)
         axes.grid(False, axis="y")

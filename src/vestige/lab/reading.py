@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vestige.errors import ConfigError
-from vestige.lab.definition import Experiment
+from vestige.lab.definition import Candidate, Experiment
 from vestige.lab.fields import refusal
 from vestige.lab.readings import Reading
 from vestige.lab.setting import RunSetting
@@ -89,8 +89,8 @@ def _check_runs(path: Path, experiment: Experiment) -> None:
     for dataset in experiment.fair_datasets:
         for number, tuned in enumerate(fair.arms if fair else (), start=1):
             place = f"{path}: fair, arm {number} ({tuned.label})"
-            rate = tuned.rates[0] if tuned.rates else 0.1
-            _check_run(place, experiment.fair_run, tuned, dataset, 1.0, rate, 0, True)
+            for candidate in tuned.candidates() or [Candidate(0.1, {})]:
+                _check_run(place, experiment.fair_run, tuned, dataset, 1.0, candidate, 0, True)
 
 
 def _check_run(place: str, make: Callable[..., RunSetting | Reading], *arguments: Any) -> None:

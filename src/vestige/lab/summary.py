@@ -64,8 +64,26 @@ def rows_of(experiment: Experiment, rows: Mapping[str, Row]) -> list[Row]:
     ]
 
 
-def summarised(experiment: Experiment, rows: Sequence[Row]) -> Numbers:
-    """All numbers of an experiment's report, from `rows_of` it."""
+def ceilings(without_privacy: Experiment, rows: Mapping[str, Row]) -> dict[str, float]:
+    """What each dataset allows without privacy: the best rate's best epoch, on average over seeds.
+
+    Both are chosen on the test images, so that the line is generous.
+    """
+    best: dict[str, float] = {}
+    for cell in _published(without_privacy, rows_of(without_privacy, rows)):
+        means = [line["best_accuracy"]["mean"] for line in cell["lines"] if line.get("count")]
+        if means:
+            best[cell["cell"]["dataset"]] = max(means)
+    return best
+
+
+def summarised(
+    experiment: Experiment, rows: Sequence[Row], ceiling: Mapping[str, float] | None = None
+) -> Numbers:
+    """All numbers of an experiment's report, from `rows_of` it.
+
+    `ceiling` is the accuracy of its model without privacy, by dataset, where that is known.
+    """
     told = ("title", "paper", "item", "claim")
     head: Numbers = {name: getattr(experiment, name) for name in told} | {
         "experiment": experiment.name,
@@ -78,6 +96,7 @@ def summarised(experiment: Experiment, rows: Sequence[Row]) -> Numbers:
         "reference": experiment.reference,
         "published": _published(experiment, rows),
         "fair": _fair(experiment, rows),
+        "ceiling": dict(ceiling or {}),
     }
 
 
@@ -112,12 +131,17 @@ def _fair(experiment: Experiment, rows: Sequence[Row]) -> list[Numbers]:
         cell = {"dataset": dataset, "epsilon": epsilon}
         line = _line(matching(finals, cell, arm.label), experiment.targets.get(dataset))
         tuned = matching(tuning, cell, arm.label)
-        tried = {str(row["lr"]): row["final_accuracy"] for row in tuned}
+        tried = {_candidate(row, arm.choices): row["final_accuracy"] for row in tuned}
         head = {"label": arm.label, "expected": fair.seeds}
         lines = cells.setdefault((dataset, epsilon), {"cell": cell, "lines": []})["lines"]
         lines.append(head | line | {"follows": arm.follows, "tuning": tried})
     _test(list(cells.values()), finals, fair.arms[0].label, fair.margin)
     return list(cells.values())
+
+
+def _candidate(row: Row, choices: Iterable[str]) -> str:
+    """What a tuning row tried, in words: its rate, and the settings that were tuned beside it."""
+    return " ".join([str(row["lr"]), *(f"{name} {row['settings'][name]}" for name in choices)])
 
 
 def matching(rows: Iterable[Row], cell: Mapping[str, Any], label: str) -> list[Row]:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.experiments import FAIR, TOY, written
 from vestige.errors import ConfigError
+from vestige.lab.definition import Candidate
 
 STUDY = """
 name = "study"
@@ -39,8 +40,8 @@ def test_an_arm_wins_over_the_protocol_and_one_noise_takes_the_place_of_another(
 def test_a_fair_run_is_tuned_on_validation_images(tmp_path: Path) -> None:
     toy = written(tmp_path, TOY + FAIR)
     assert toy.fair is not None and toy.fair_datasets == ["digits"] and toy.fair.most_rates == 2
-    tuning = toy.fair_run(toy.fair.arms[0], "digits", 2.0, 0.1, 100, tuning=True)
-    final = toy.fair_run(toy.fair.arms[0], "digits", 2.0, 0.1, 0, tuning=False)
+    tuning = toy.fair_run(toy.fair.arms[0], "digits", 2.0, Candidate(0.1, {}), 100, tuning=True)
+    final = toy.fair_run(toy.fair.arms[0], "digits", 2.0, Candidate(0.1, {}), 0, tuning=False)
     assert (tuning.test_range, tuning.validation_range) == (None, [300, 500])
     assert (final.test_range, final.validation_range) == ([0, 100], None)
     assert (final.epsilon, final.noise_multiplier) == (2.0, None)

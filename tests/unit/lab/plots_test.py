@@ -17,7 +17,9 @@ from vestige.lab.plots import (
     line_panel,
     look,
     plot,
+    quiet,
     reference,
+    styled,
 )
 
 HOSTILE = "_<b>$\\frac{1"
@@ -28,6 +30,18 @@ def test_series_can_be_told_apart_without_colours() -> None:
     assert len({tuple(style.items()) for style in styles}) == 13
     for one, other in itertools.pairwise(styles):
         assert (one["linestyle"], one["marker"]) != (other["linestyle"], other["marker"])
+
+
+def test_quiet_series_are_thinner_than_the_others_so_that_grey_print_tells_them() -> None:
+    """What is coloured here may be as grey as they are on paper; their width still differs."""
+    with styled():
+        ordinary = matplotlib.rcParams["lines.linewidth"]
+    for number in range(12):
+        assert quiet(number)["linewidth"] <= 0.6 * ordinary
+        assert (quiet(number)["linestyle"], quiet(number)["marker"]) == (
+            look(number)["linestyle"],
+            look(number)["marker"],
+        )
 
 
 def test_labels_are_shown_as_they_stand() -> None:

@@ -22,7 +22,7 @@ from tests.support.experiments import (
 from vestige.lab.definition import Experiment
 from vestige.lab.rows import Rows
 from vestige.lab.runner import Request
-from vestige.lab.summary import fitted, rows_of, summarised
+from vestige.lab.summary import ceilings, fitted, rows_of, summarised
 
 
 @pytest.fixture
@@ -48,6 +48,19 @@ def test_the_numbers_of_a_report_by_hand(tmp_path: Path, toy: Experiment) -> Non
     assert second["against_reference"]["comparisons"] == 1
     assert second["memory"]["depth"] > 0
     assert first["paper"]["accuracy"] == 0.5
+
+
+def test_the_ceiling_is_the_best_rates_best_epoch_on_average(
+    tmp_path: Path, toy: Experiment
+) -> None:
+    quiet(Request(experiments=(toy,), out=tmp_path / "out"))
+    rows = Rows(tmp_path / "out").refresh()
+    best = [
+        np.mean([row["best_accuracy"] for row in rows.values() if row["label"] == arm.label])
+        for arm in toy.arms
+    ]
+    assert ceilings(toy, rows) == {"digits": pytest.approx(max(best))}
+    assert ceilings(toy, {}) == {}
 
 
 def test_a_column_without_arms_asks_for_no_more_seeds(tmp_path: Path, toy: Experiment) -> None:

@@ -22,12 +22,13 @@ from vestige.lab.grid import Row
 from vestige.lab.report.checks import check_rows, naming_damage
 from vestige.lab.rows import ROWS, Rows
 from vestige.lab.runner import QUICK
-from vestige.lab.summary import fitted, rows_of, summarised
+from vestige.lab.summary import ceilings, fitted, rows_of, summarised
 from vestige.lab.tables import markdown
 
 if TYPE_CHECKING:
     from vestige.lab.plots import Plot
 
+CEILING = "ceiling"  # the experiment that has the model without privacy
 TABLE, NUMBERS, PAGE = "table.md", "table.json", "report.html"
 
 
@@ -76,10 +77,27 @@ def write_found(experiment: Experiment, rows: Mapping[str, Row], folder: Path) -
             f"there is no row of {experiment.name} in {folder.parent / ROWS}: run `vestige "
             f"reproduce {experiment.name}` first."
         )
-    return write(experiment, finished, folder)
+    return write(experiment, finished, folder, _ceiling(experiment, rows))
 
 
-def write(experiment: Experiment, rows: Sequence[Row], folder: Path) -> list[Path]:
+def _ceiling(experiment: Experiment, rows: Mapping[str, Row]) -> dict[str, float]:
+    """The accuracy without privacy, where the rows have the same model on the same images."""
+    without = catalogue.find(CEILING)
+    shared = ("model", "train_range", "test_range")
+    ours, theirs = experiment.protocol.values, without.protocol.values
+    if experiment.quick or experiment.name == CEILING or experiment.kind != "training":
+        return {}
+    if any(ours.get(name) != theirs[name] for name in shared):
+        return {}
+    return ceilings(without, rows)
+
+
+def write(
+    experiment: Experiment,
+    rows: Sequence[Row],
+    folder: Path,
+    ceiling: Mapping[str, float] | None = None,
+) -> list[Path]:
     """Write tables, plots and page of an experiment from `rows_of` it; returns the files.
 
     ConfigError names a broken row.
@@ -89,7 +107,7 @@ def write(experiment: Experiment, rows: Sequence[Row], folder: Path) -> list[Pat
 
     with naming_damage(f"a row of {experiment.name}", "take its line out of rows.jsonl"):
         check_rows(rows)
-        numbers = summarised(experiment, rows)
+        numbers = summarised(experiment, rows, ceiling)
         # By the last two names of the path: where the results lie does not change the bytes.
         root = folder.absolute().parent.name
         command = f"vestige report {root}/{folder.name}"

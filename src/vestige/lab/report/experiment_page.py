@@ -192,6 +192,7 @@ def _methods(arms: Sequence[Arm] | Sequence[FairArm], last: str) -> Table:
         told = [f"{name} {wording.value(arm.values[name])}" for name in _TOLD if name in arm.values]
         if isinstance(arm, FairArm):
             told = [f"that of {arm.follows}" if arm.follows else wording.value(arm.rates)]
+            told += [f"{name} {wording.value(few)}" for name, few in arm.choices.items()]
         settings = wording.settings(arm.settings)
         lines.append([arm.label, arm.method, settings, ", ".join(told) or "as above"])
     return Table(["method", "name", "settings", last], lines, "Methods", words=4)

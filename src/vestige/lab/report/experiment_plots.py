@@ -16,6 +16,7 @@ from vestige.lab.plots import (
     Panel,
     Plot,
     Style,
+    ceiling,
     dot_panel,
     from_zero,
     hollow,
@@ -57,17 +58,18 @@ class _Material:
         self.experiment, self.numbers = experiment, numbers
         self.rows = [row for row in rows if row["column"] == "published"]
         self.styles = _styles(experiment)
+        self.ceiling: Mapping[str, float] = numbers["ceiling"]  # without privacy, by dataset
         self.crowded = len(experiment.arms) > _MOST_COLOURED
         self.coloured = {style["color"] for style in looks()}
 
-    def cells(self) -> list[tuple[str, list[tuple[str, list[Row]]]]]:
-        """Title of every cell with its labels and their rows, in the experiment's order."""
+    def cells(self) -> list[tuple[Mapping[str, Any], list[tuple[str, list[Row]]]]]:
+        """Every cell with its labels and their rows, in the experiment's order."""
         cells = []
         for cell in (one["cell"] for one in self.numbers["published"]):
             labels = [arm.label for arm in self.experiment.arms]
             arms = [(label, matching(self.rows, cell, label)) for label in labels]
             if any(rows for _, rows in arms):
-                cells.append((wording.cell(cell), [(label, rows) for label, rows in arms if rows]))
+                cells.append((cell, [(label, rows) for label, rows in arms if rows]))
         return cells
 
 
@@ -113,7 +115,7 @@ def _accuracy_by(x: str, label: str, title: str, material: _Material) -> Plot:
     """Test accuracy over training, cell by cell; infinite epsilons are named instead."""
     panels: list[Panel] = []
     without: dict[str, None] = {}
-    for heading, arms in material.cells():
+    for cell, arms in material.cells():
         lines = []
         for name, rows in arms:
             runs = [_by_epoch(row, x, "accuracy") for row in rows]
@@ -125,7 +127,9 @@ def _accuracy_by(x: str, label: str, title: str, material: _Material) -> Plot:
             else:
                 lines.append(line)
         if lines:
-            panels.append(line_panel(heading, (label, "test accuracy"), lines))
+            finish = partial(ceiling, accuracy=material.ceiling.get(cell["dataset"]))
+            labels = (label, "test accuracy")
+            panels.append(line_panel(wording.cell(cell), labels, lines, finish=finish))
     caption = BAND
     if material.crowded:
         caption += " Grey lines are drawn without their bands."
@@ -138,7 +142,7 @@ def _accuracy_by(x: str, label: str, title: str, material: _Material) -> Plot:
 def _epsilon_by_epoch(material: _Material) -> Plot:
     """Formal epsilon over training, with the papers' figure at the end as a hollow mark."""
     panels: dict[str, tuple[list[str], Panel]] = {}
-    for heading, arms in material.cells():
+    for cell, arms in material.cells():
         # One run is enough: epsilon does not depend on the seed, nor on the images.
         firsts = [(material.styles[label], label, rows[0]) for label, rows in arms]
         lines = [
@@ -159,7 +163,7 @@ def _epsilon_by_epoch(material: _Material) -> Plot:
 
         if lines:
             titles, _ = panels.get(repr((lines, marks)), ([], None))
-            titles.append(heading)
+            titles.append(wording.cell(cell))
             labels = ("epoch", "formal epsilon (joint)")
             panel = line_panel("; ".join(titles), labels, lines, finish=finish)
             panels[repr((lines, marks))] = (titles, panel)
@@ -175,7 +179,7 @@ def _epsilon_by_epoch(material: _Material) -> Plot:
 def _marginal_by_epoch(material: _Material) -> Plot:
     """The papers' figure of one group alone, over training."""
     panels = []
-    for heading, arms in material.cells():
+    for cell, arms in material.cells():
         lines = [
             line
             for label, rows in arms
@@ -190,7 +194,7 @@ def _marginal_by_epoch(material: _Material) -> Plot:
         ]
         if lines:
             labels = ("epoch", wording.PAPERS_FIGURE)
-            panels.append(line_panel(heading, labels, lines, finish=from_zero))
+            panels.append(line_panel(wording.cell(cell), labels, lines, finish=from_zero))
     title = "Epsilon of one group alone by epoch, a diagnostic and no guarantee"
     return plot("marginal-by-epoch", title, "At sigma/beta, by RDP.", panels, "No run has it.")
 
@@ -201,9 +205,9 @@ def _stages(material: _Material) -> Plot:
     several = len(cells) > 1 or sum(len(arms) for _, arms in cells) > 1
     panels = [
         panel
-        for heading, arms in cells
+        for cell, arms in cells
         for label, rows in arms
-        for panel in stage_panels(rows, f"{label}, {heading}" if several else "")
+        for panel in stage_panels(rows, f"{label}, {wording.cell(cell)}" if several else "")
     ]
     caption = (
         "Means over the matrix groups of a stage. The shaded range is the interval within which "
@@ -231,8 +235,8 @@ def _final_accuracy(material: _Material) -> Plot:
                 dots.append(Dot(line["label"], style, *shown))
                 base = ours.get("mean") if line["label"] == compared else base
         if dots:
-            title = wording.cell(cell["cell"])
-            panels.append(dot_panel(title, "final test accuracy", dots, base=base))
+            title, most = wording.cell(cell["cell"]), material.ceiling.get(cell["cell"]["dataset"])
+            panels.append(dot_panel(title, "final test accuracy", dots, base=base, most=most))
     dashed = f" The dashed line is the reference, {compared}." if compared else ""
     printed = any("accuracy" in arm.paper for arm in material.experiment.arms)
     title = "Final test accuracy" + (", ours and the paper's" if printed else "")
@@ -247,7 +251,8 @@ def _best_accuracy(material: _Material) -> Plot:
         values = [(line["label"], line["best_accuracy"]) for line in lines]
         dots = [Dot(name, material.styles[name], v["mean"], _ends(v)) for name, v in values]
         if dots:
-            panels.append(dot_panel(wording.cell(cell["cell"]), "best test accuracy", dots))
+            title, most = wording.cell(cell["cell"]), material.ceiling.get(cell["cell"]["dataset"])
+            panels.append(dot_panel(title, "best test accuracy", dots, most=most))
     caption = f"The best epoch on the test images, which nobody may choose by. {_INTERVALS}"
     return plot("best-accuracy", "Best test accuracy of each run", caption, panels)
 
@@ -282,7 +287,7 @@ def _depth_by_interval(material: _Material) -> Plot:
     panels = []
     printed = {arm.label: arm.paper for arm in material.experiment.arms}
     measures = (("depth", "mean memory depth, steps"), ("memory_ratio", "mean memory ratio"))
-    for heading, arms in material.cells():
+    for cell, arms in material.cells():
         for name, label in measures:
             dots = []
             for arm, rows in arms:
@@ -293,7 +298,7 @@ def _depth_by_interval(material: _Material) -> Plot:
                     style, paper = material.styles[arm], printed[arm].get(name)
                     dots.append(Dot(arm, style, ours.mean, (ours.low, ours.high), paper))
             if dots:
-                panels.append(dot_panel(heading, label, dots))
+                panels.append(dot_panel(wording.cell(cell), label, dots))
     caption = (
         "Unweighted means over matrix groups and the steps from window - 1 on. "
         f"{_INTERVALS} Memory ratio: norm of the memory branch over norm of the release."
@@ -317,7 +322,9 @@ def _fair_accuracy(material: _Material) -> Plot:
         if lines:
             labels = ("formal epsilon of every method", "test accuracy")
             ticks = [f"epsilon {cell['cell']['epsilon']:g}" for cell in cells]
-            panels.append(line_panel(wording.dataset(dataset), labels, lines, ticks=ticks))
+            most = partial(ceiling, accuracy=material.ceiling.get(dataset))
+            title = wording.dataset(dataset)
+            panels.append(line_panel(title, labels, lines, ticks=ticks, finish=most))
     caption = (
         "The same formal epsilon for every method, learning rates chosen on images that no run "
         f"trains on. {_INTERVALS}"

@@ -61,6 +61,15 @@ def test_among_many_arms_the_papers_methods_and_the_reference_have_colours(tmp_p
     assert all(quiet(number)["color"] in figure.svg for number in (3, 4, 5))
 
 
+def test_the_accuracy_without_privacy_is_a_line_of_every_accuracy_plot(tmp_path: Path) -> None:
+    toy = report_toy(tmp_path, REPORT_TOY)
+    rows = made_rows(toy)
+    for ceiling, shown in (({}, False), ({toy.datasets[0]: 0.9}, True)):
+        for one in plots(toy, rows, summarised(toy, rows, ceiling)):
+            if "accuracy" in one.name and one.svg:
+                assert ("without privacy" in one.svg) is shown, one.name
+
+
 def test_titles_promise_the_papers_values_where_there_are_some(tmp_path: Path) -> None:
     for name, content in (("with", REPORT_TOY), ("without", re.sub("paper = {.*", "", REPORT_TOY))):
         toy = report_toy(tmp_path / name, content)
