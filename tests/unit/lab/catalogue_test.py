@@ -29,6 +29,7 @@ NAMES = [
     "fo-readings",
     "fo-equal",
     "fo-equal-others",
+    "fo-tuned",
     "sma-fig2",
     "sma-fig3",
     "sma-fig4",
@@ -42,9 +43,14 @@ NAMES = [
     "sma-unstated",
     "sma-equal",
     "sma-equal-others",
+    "sma-tuned",
+    "sma-cnn",
+    "sma-tab3-constants",
     "geodp-fig3",
     "geodp-fig4",
     "geodp-mnist",
+    "anchor-cifar10",
+    "ceiling",
 ]
 
 
