@@ -58,10 +58,11 @@ def statement_of(name: str, folder: Path) -> str:
     train(TrainConfig(out=folder / name, **options))
     texts = [(folder / name / f"statement.{kind}").read_text() for kind in ("md", "json")]
     text = "\n".join(texts)
+    # Numbers first: their last digits follow the processor, and the next pattern takes long ones.
+    text = re.sub(r"\d+\.\d{9,}", lambda match: f"{float(match[0]):.8g}", text)
     for pattern in (r"[0-9a-f]{16,}", r"\d+\.\d+\.\d+(\+\w+)?", r"\d{4}-\d\d-\d\d[T ][\d:.+Z]*"):
         text = re.sub(pattern, "*", text)
-    # Rounding in the last digits follows the processor.
-    return re.sub(r"\d+\.\d{9,}", lambda match: f"{float(match[0]):.8g}", text)
+    return text
 
 
 def help_of(command: list[str]) -> str:
