@@ -5,9 +5,12 @@ CI has no GPU and skips; docs/benchmarks.md says where these ran.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.small_runs import closure_of, small
@@ -110,3 +113,40 @@ def test_dropout_on_the_gpu_is_secret_and_its_generator_is_given_back():
     for one, other in ((first[0], first[1]), (first[0], second[0]), (first[1], second[1])):
         assert not torch.equal(one, other)
     assert all(map(torch.equal, masks(7), masks(7)))
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_checkpointed_blocks_on_a_gpu_give_the_plain_model_s_weights(autocast):
+    """There the backward pass, and so the second run of a block, has a thread of its own."""
+
+    class Blocks(nn.Module):
+        def __init__(self, on):
+            super().__init__()
+            self.on = on
+            self.first, self.last = nn.Linear(25, 32), nn.Linear(32, 3)
+            self.inner = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.2))
+
+        def forward(self, x):
+            h = self.first(x)
+            run = partial(checkpoint, self.inner, use_reentrant=False) if self.on else self.inner
+            return self.last(run(h))
+
+    weights = []
+    for on in (False, True):
+        torch.manual_seed(0)
+        model = Blocks(on).cuda()
+        x, y = torch.randn(40, 25, device="cuda"), torch.arange(40, device="cuda") % 3
+        model, optimizer, loader = PrivacyEngine("rdp", noise_seed=3).make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=8),
+            noise_multiplier=0.7,
+            max_grad_norm=1.0,
+        )
+        for a, b in loader:
+            with torch.autocast("cuda", dtype=autocast, enabled=autocast is not None):
+                loss = nn.functional.cross_entropy(model(a), b)
+            loss.backward()
+            optimizer.step()
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.allclose(*weights, rtol=1e-5, atol=1e-6)

@@ -186,3 +186,30 @@ def test_the_trainers_normaliser_does_not_couple_examples():
         assert torch.allclose(counted, lot_sum(gpt2, examples, 1.0), rtol=1e-6)
     with pytest.raises(PrivacyError, match=refusals):
         lot_sum(gpt2, examples, 1.0, num_items_in_batch=5)
+
+
+@pytest.mark.parametrize("make", [gpt2, llama, bert, vit, lora])
+def test_gradient_checkpointing_changes_nothing(make):
+    """Dropout is on: its masks are drawn again from the lot's own stream."""
+    weights = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model, example, losses = make()
+        model.double().train()
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        rows = [example() for _ in range(6)]
+        trained = [p for p in model.parameters() if p.requires_grad]
+        engine = PrivacyEngine(accountant="rdp", noise_seed=1)
+        model, optimizer, loader = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(trained, lr=1.0),
+            data_loader=DataLoader(rows, batch_size=6, collate_fn=torch.utils.data.default_collate),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+        for batch in loader:
+            losses(model, batch).mean().backward()
+            optimizer.step()
+        weights.append(torch.cat([p.detach().flatten() for p in trained]))
+    assert torch.equal(*weights)

@@ -19,7 +19,9 @@ from torch import Tensor
 from vestige.errors import PrivacyError
 from vestige.gradients.collector import Collector, ForwardRecord
 from vestige.gradients.groups import Slot
+from vestige.gradients.hooks import do_nothing
 from vestige.gradients.kernels import fused
+from vestige.gradients.recompute import Held, Recomputation
 from vestige.gradients.refs import Ref
 from vestige.gradients.rows import Rows
 from vestige.gradients.rules.base import Uses
@@ -90,6 +92,8 @@ class Forward:
 class BackwardPass:
     """Takes output gradients of the batch at hand to `collector`."""
 
+    recomputation: Recomputation
+
     def __init__(self, collector: Collector, tracker: Tracker) -> None:
         self.collector, self.tracker = collector, tracker
         self.batch: Batch | None = None
@@ -101,10 +105,15 @@ class BackwardPass:
         self._kept: WeakSet[_Kept] = WeakSet()  # inputs of the batch at hand
 
     @property
+    def forward(self) -> Forward:
+        """The running forward pass."""
+        assert self._forward is not None
+        return self._forward
+
+    @property
     def rows(self) -> int:
         """The number of rows of the running forward pass."""
-        assert self._forward is not None
-        return self._forward.rows
+        return self.forward.rows
 
     @property
     def dtype(self) -> torch.dtype:
@@ -145,6 +154,9 @@ class BackwardPass:
 
     def saved(self, value: Tensor) -> Callable[[], Tensor]:
         """Keep an operation's input for the backward pass, refusing if it is changed in between."""
+        if self.recomputation.depth:
+            node = Held.apply(self._anchor, value.detach()).grad_fn  # type: ignore[no-untyped-call]
+            return lambda: node.saved_tensors[0]
         kept, version = value.detach(), value._version
 
         def get() -> Tensor:
@@ -183,8 +195,9 @@ class BackwardPass:
     # -- in the backward pass ---------------------------------------------------------------
 
     def _site(self, slots: list[Slot], uses: Callable[[Tensor], Uses]) -> Callable[[Tensor], None]:
-        forward = self._forward
-        assert forward is not None
+        forward = self.forward
+        if self.tracker.again:
+            return do_nothing  # the first run of the block has its own
         forward.record.note(slots)
         kept = _Kept(uses)
         self._kept.add(kept)

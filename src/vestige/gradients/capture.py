@@ -36,6 +36,7 @@ from vestige.gradients.hooks import (
     Interruptible,
     Refusal,
 )
+from vestige.gradients.recompute import Recomputation, refuse_around_the_model
 from vestige.gradients.refs import Ref, Source, Uncovered, does_not_fit, overlaps, tensors_in
 from vestige.gradients.rows import Meeting, Rows, Summed
 from vestige.gradients.rules import RULES
@@ -69,6 +70,7 @@ class Capture(TorchFunctionMode, BackwardPass):
         self.inside: list[str] = [f"{type(module).__name__} (root)"]  # where the forward pass is
         self.paused = False  # operations run as they are, uncaptured
         self._fallback = Fallback(module)
+        self.recomputation = Recomputation(self)
         self._sources = {id(slot.parameter): Source(slot, slot.parameter) for slot in groups.slots}
         self._shared: dict[int, Source] = {}  # of the running forward pass
         self._batched_constants: set[str] = set()
@@ -144,14 +146,28 @@ class Capture(TorchFunctionMode, BackwardPass):
         if not watched:
             return
         if self._forward is None:
+            refuse_around_the_model()
             rows = self.count_rows(args, kwargs)
             batch = self.batch if self.batch is not None and self.batch.rows == rows else None
             self._forward = Forward(rows, batch, batch.record if batch else ForwardRecord())
             self.tracker.begin(rows, (args, kwargs), self.axis)
             self._open.enter_context(self._fallback(self))
+            self._open.enter_context(self.recomputation.watching())
             self._state = self._versions()
         self._calls[-1] = True
         self.__enter__()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def resumed(self, forward: Forward) -> Iterator[None]:
+        """A forward pass goes on for a while, in the backward pass: a checkpointed block."""
+        before, self._forward = self._forward, forward
+        try:
+            with self._fallback(self), self:
+                yield
+        finally:
+            self._forward = before
+            if before is None:
+                self._shared.clear()
 
     def _leave_forward(
         self, _: Any = None, __: Any = None, out: Any = None, check: bool = True

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from vestige.errors import ConfigError, VestigeError
 from vestige.gradients.capture import Capture
+from vestige.gradients.recompute import without_checkpoints
 from vestige.gradients.rows import Meeting
 from vestige.gradients.synthetic import KINDS, RowMaker, own_randomness
 from vestige.gradients.tracker import kept_by_forward, same_contents
@@ -52,7 +53,8 @@ def self_check(
     few = next(n for n in primes if n not in maker.sizes)
     company = min((n for n in maker.sizes if 1 < n <= _MOST_ROWS), default=few + 1)
     why = ""
-    with _aside(capture), own_randomness(capture.collector.total.device):
+    device = capture.collector.total.device
+    with _aside(capture), own_randomness(device), without_checkpoints():
         for double, kind in itertools.product((True, False), KINDS):
             if double and not _fits_in_double(capture.module):
                 continue

@@ -36,6 +36,7 @@ item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ __c
 allclose is_nonzero __dlpack__
 """.split()
 
+_NONE = object()  # the mark of a tensor that the pass did not make
 # The labels of an operation's arguments by their identity (constants have none), and the version of
 # the first, which tells afterwards whether it was written to.
 Before = tuple[dict[int, Label], int | None]
@@ -62,6 +63,7 @@ class Tracker:
         self._branches: set[tuple[Any, int, bool]] = set()
         self._visits: Counter[Any] = Counter()
         self.noting = False  # while the self-check runs
+        self.again = False  # while a checkpointed block runs a second time: it attributes nothing
         self._top = getattr(type(module).forward, "__code__", None)
         self.checked = False  # whether the self-check has shown something
         self._registered: set[int] = set()  # parameters and buffers
@@ -102,6 +104,15 @@ class Tracker:
     def give(self, tensor: Tensor, label: Label | None) -> None:
         """Label a tensor; None says that it is a constant."""
         tensor._vestige = (self._token, label, tensor._version)  # type: ignore[attr-defined]
+
+    def mark(self, tensor: Tensor) -> Any:
+        """A tensor's label as it stands, for `put_back`."""
+        return self.label(tensor) if self._made_here(tensor) else _NONE
+
+    def put_back(self, tensor: Tensor, mark: Any) -> None:
+        """Label a tensor as the one was whose `mark` this is: it has the same contents."""
+        if mark is not _NONE:
+            self.give(tensor, mark)
 
     def has_label(self, tensor: Tensor) -> bool:
         """Whether the tensor has a label, if only that of a constant, and is unchanged since."""
@@ -205,7 +216,9 @@ class Tracker:
 
     def answered(self, answer: bool) -> bool:
         """The forward pass asked for a yes or no: whether the self-check got the same answer at
-        the same place, or has shown nothing."""
+        the same place, or has shown nothing. A second run goes the way of the first."""
+        if self.again:
+            return True
         lines = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not self._top:

@@ -90,6 +90,12 @@ class Fallback:
                 finally:
                     capture.inside.pop()
                 self.needed.add(module)
+                if capture.recomputation.depth:  # torch has counted what the try has saved
+                    raise UnsupportedModel(
+                        f"{type(module).__name__} {name!r}, inside a checkpoint, has no gradient "
+                        "rule and is met for the first time: leave self_check on, which meets it "
+                        "outside, or checkpoint a smaller block."
+                    )
             return self._row_by_row(capture, name, module, args, kwargs)
 
         return forward
