@@ -98,11 +98,13 @@ def test_help_texts(command: list[str]) -> None:
 
 
 def test_tables_of_every_experiment() -> None:
-    assert catalogue.names() == EXPERIMENTS
     rows = Rows(RESULTS).refresh()
+    begun = [name for name in catalogue.names() if rows_of(catalogue.find(name), rows)]
+    assert begun == EXPERIMENTS
     for name in EXPERIMENTS:
         experiment = fitted(catalogue.find(name), rows)
-        numbers = summarised(experiment, rows_of(experiment, rows))
+        ceiling = report.ceiling_of(experiment, rows)
+        numbers = summarised(experiment, rows_of(experiment, rows), ceiling)
         kept = json.loads((RESULTS / name / "table.json").read_text())
         assert json.loads(json.dumps(numbers)) | {"made_by": kept["made_by"]} == kept, name
 

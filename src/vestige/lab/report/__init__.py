@@ -77,10 +77,10 @@ def write_found(experiment: Experiment, rows: Mapping[str, Row], folder: Path) -
             f"there is no row of {experiment.name} in {folder.parent / ROWS}: run `vestige "
             f"reproduce {experiment.name}` first."
         )
-    return write(experiment, finished, folder, _ceiling(experiment, rows))
+    return write(experiment, finished, folder, ceiling_of(experiment, rows))
 
 
-def _ceiling(experiment: Experiment, rows: Mapping[str, Row]) -> dict[str, float]:
+def ceiling_of(experiment: Experiment, rows: Mapping[str, Row]) -> dict[str, float]:
     """The accuracy without privacy, where the rows have the same model on the same images."""
     without = catalogue.find(CEILING)
     shared = ("model", "train_range", "test_range")

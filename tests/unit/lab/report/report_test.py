@@ -40,7 +40,7 @@ def test_reports_come_from_rows_alone_and_are_the_same_bytes(tmp_path: Path) -> 
     assert "`vestige report results/fo-tab3`" in page
     assert "`vestige reproduce fo-tab3`" in page
     assert "0.3654 ± 0.0075 [0.3560, 0.3748]" in page
-    assert "Holm's correction for 10 comparisons" in page
+    assert "Holm's correction for 11 comparisons" in page
     assert "## Fair" in page and "epsilon 17.44" in page
     assert all(sentence in page for sentence in experiment.assumed)
     json.loads((tmp_path / "a/results/fo-tab3/table.json").read_text(), parse_constant=pytest.fail)
