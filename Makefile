@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Two workers with one torch thread each use two cores better than one process with two.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: setup demo test test-all audit lint format budget bench clean
+.PHONY: setup demo test test-all audit docs lint format budget bench clean
 
 setup: $(VENV)/.ready
 demo: $(VENV)/.ready
@@ -17,6 +17,9 @@ test-all: $(VENV)/.ready-dev lint
 	$(PYTEST)
 audit: $(VENV)/.ready-dev
 	$(PYTEST) -m audit -rP
+docs: $(VENV)/.ready-docs  # TUTORIAL_EPOCHS=2 runs the tutorials in their quick form
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,6 +44,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(PIP) -e '.[all,dev]'
+	@touch $@
+$(VENV)/.ready-docs: $(VENV)/.ready-dev
+	$(PIP) -e '.[all,hf,docs]'
 	@touch $@
 $(VENV)/.ready-bench: $(VENV)/.ready-dev
 	$(PIP) -e '.[all,bench]'
