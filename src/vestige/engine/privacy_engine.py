@@ -406,6 +406,17 @@ class PrivacyEngine:
         assert self._things is not None
         return caveats(run, self.adjacency, self._books.inherited, self._things)
 
+    def add_caveat(self, sentence: str) -> None:
+        """Add to `caveats`, and so to the statement, what only the loop knows of."""
+        declared = self._attached().declared
+        if sentence not in declared:
+            declared.append(sentence)
+
+    def untrained(self) -> list[str]:
+        """The names of trainable parameters that no backward pass has come to so far."""
+        run = self._attached()
+        return [s.name for s in run.groups.slots if s.name not in run.capture.reached]
+
     # -- saving -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

@@ -21,6 +21,13 @@ _MANY = 1000
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside the wrapper of Accelerate or Lightning, which has no hooks itself."""
+    while type(optimizer).__module__.partition(".")[0] in ("accelerate", "lightning"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
 def check_model(module: Any) -> None:
     """Refuse a model whose examples meet in a layer, naming the layer and the remedy."""
     if not isinstance(module, nn.Module):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -154,6 +155,10 @@ class PrivateLoader(DataLoader[Any]):
     workers, whatever `generator` and `worker_init_fn` the source has.
     """
 
+    # Accelerate leaves such a loader as it is. It would read the lots by a loader of its own, of
+    # which the engine knows nothing.
+    _is_accelerate_prepared = True
+
     def __init__(
         self,
         source: DataLoader[Any],
@@ -282,6 +287,30 @@ def blank(batch: Any) -> Any:
     if isinstance(batch, str | bytes | int | float):
         return type(batch)()
     return batch
+
+
+def unwrapped(loader: Any) -> Any:
+    """The DataLoader that Accelerate or Fabric was given; any other loader as it is."""
+    library = type(loader).__module__.partition(".")[0]
+    if library == "lightning" and isinstance(getattr(loader, "_dataloader", None), DataLoader):
+        return loader._dataloader
+    source = getattr(loader, "base_dataloader", None) if library == "accelerate" else None
+    if not isinstance(source, DataLoader) or type(source.batch_sampler) is not BatchSampler:
+        return loader
+    workers = source.num_workers
+    return DataLoader(
+        source.dataset,
+        batch_size=source.batch_sampler.batch_size,
+        sampler=source.batch_sampler.sampler,
+        num_workers=workers,
+        collate_fn=source.collate_fn,
+        pin_memory=source.pin_memory,
+        timeout=source.timeout,
+        worker_init_fn=source.worker_init_fn,
+        multiprocessing_context=source.multiprocessing_context if workers else None,
+        prefetch_factor=source.prefetch_factor if workers else None,
+        persistent_workers=source.persistent_workers,
+    )
 
 
 def check_loader(loader: Any) -> int:
