@@ -7,6 +7,10 @@ secrets_test.py does with those of `vestige train`.
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -181,3 +185,36 @@ def test_a_loss_that_is_asked_for_is_found_under_its_mark_alone(tmp_path):
     for entry in content["log_history"]:
         del entry["loss_outside_guarantee"]
     assert secrets.found_in(json.dumps(content).encode()) == set()
+
+
+# -- docs/trainers.md -----------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+
+
+@pytest.mark.parametrize("needs", ["transformers", "lightning", "accelerate"])
+def test_the_examples_of_the_page_run_as_printed(needs, tmp_path):
+    pytest.importorskip(needs, reason=f"needs {needs}, an extra")
+    (code,) = [
+        text
+        for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+        if re.search(rf"^(import|from) {needs}\b", text, re.M)
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = re.search(r"epsilon ([\d.]+) after (\d+) releases", done.stdout)
+    assert 1 < float(said[1]) < 5
+    assert int(said[2]) == {"transformers": 12, "lightning": 8, "accelerate": 4}[needs]
+
+
+@pytest.mark.parametrize(
+    ("module", "hidden", "extra"),
+    [("transformers", "transformers", "hf"), ("lightning", "lightning", "lightning")],
+)
+def test_a_missing_extra_is_one_line(module, hidden, extra):
+    code = f"import sys; sys.modules[{hidden!r}] = None\nimport vestige.integrations.{module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = done.stderr.strip().splitlines()[-1]
+    assert "not installed" in last and f"pip install 'vestige-dp[{extra}]'" in last

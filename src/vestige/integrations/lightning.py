@@ -78,15 +78,13 @@ class PrivacyCallback(Callback):
             steps = min(steps, most) if steps > 0 else most
         self.engine, place.instance = trained.make_private(
             self.privacy,
-            trained.Trained(
-                _trained_module(pl_module),
-                trainer.optimizers[0],
-                source,
-                self._physical,
-                steps if steps > 0 else None,
-                Path(trainer.default_root_dir),
-            ),
+            Path(trainer.default_root_dir),
             self._saved,
+            module=_trained_module(pl_module),
+            optimizer=trainer.optimizers[0],
+            data_loader=source,
+            max_physical_batch_size=self._physical,
+            steps=steps if steps > 0 else None,
         )
         if self._saved is not None:
             self.engine.load_state_dict(self._saved)
@@ -146,11 +144,7 @@ class PrivacyCallback(Callback):
 
 
 def _check(trainer: Any) -> None:
-    for name, (allowed, remedy) in _REFUSED.items():
-        if getattr(trainer, name) != allowed:
-            raise ConfigError(
-                f"PrivacyCallback does not take {name}={getattr(trainer, name)!r}: {remedy}."
-            )
+    trained.refuse("PrivacyCallback", trainer, _REFUSED)
     if len(trainer.optimizers) != 1 or trainer.precision == "16-mixed":
         raise ConfigError(
             f"PrivacyCallback takes one optimizer and no loss scaling: this trainer has "

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from vestige import statement
 from vestige.checks import plain, round_up
@@ -66,36 +63,18 @@ class PrivacyArguments:
             )
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a trainer has before its first lot."""
-
-    module: nn.Module
-    optimizer: Optimizer
-    source: DataLoader[Any]
-    physical: int | None
-    steps: int | None
-    folder: Path
-
-
 def make_private(
-    privacy: PrivacyArguments, trained: Trained, saved: Mapping[str, Any] | None = None
+    privacy: PrivacyArguments, folder: Path, saved: Mapping[str, Any] | None = None, **given: Any
 ) -> tuple[PrivacyEngine, PrivateLoader]:
-    """An engine on the trainer's model, and its loader; `saved` is the state to go on from."""
-    ledger = trained.folder / LEDGER_FILE if privacy.ledger is None else Path(privacy.ledger)
+    """An engine on a trainer's model, and its loader; `saved` is the state to go on from.
+
+    `given` are the arguments of `PrivacyEngine.make_private` that the trainer knows.
+    """
+    ledger = folder / LEDGER_FILE if privacy.ledger is None else Path(privacy.ledger)
     ledger.parent.mkdir(parents=True, exist_ok=True)
     engine = PrivacyEngine(privacy.accountant, noise_seed=privacy.noise_seed, ledger=ledger)
-    given: dict[str, Any] = {
-        "module": trained.module,
-        "optimizer": trained.optimizer,
-        "data_loader": trained.source,
-        "max_grad_norm": privacy.max_grad_norm,
-        "method": privacy.method,
-        "dataset_size": privacy.dataset_size,
-        "max_physical_batch_size": trained.physical,
-        "steps": trained.steps,
-        **privacy.options,
-    }
+    own = ("max_grad_norm", "method", "dataset_size")
+    given |= {name: getattr(privacy, name) for name in own} | dict(privacy.options)
     noise = privacy.noise_multiplier
     if saved is not None:
         noise = plain(saved["plan"]["noise_multiplier"])  # as it was solved for when the run began
@@ -133,6 +112,14 @@ def saved_beside(folder: str | os.PathLike[str]) -> dict[str, Any]:
         )
     state: dict[str, Any] = torch.load(path, weights_only=True)
     return state
+
+
+def refuse(who: str, settings: Any, refused: Mapping[str, tuple[Any, str]]) -> None:
+    """Refuse settings of a trainer that differ from what is allowed; a remedy is told with each."""
+    for name, (allowed, remedy) in refused.items():
+        value = getattr(settings, name, allowed)
+        if value != allowed:
+            raise ConfigError(f"{who} does not take {name}={value!r}: {remedy}.")
 
 
 def check_reached(engine: PrivacyEngine) -> None:

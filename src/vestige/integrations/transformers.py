@@ -22,7 +22,7 @@ from vestige.integrations import trained
 from vestige.integrations.row_losses import logits_in, row_losses
 from vestige.integrations.trained import PrivacyArguments
 from vestige.plan import lots_per_epoch
-from vestige.sampling.loader import batches_of_a_lot
+from vestige.sampling.loader import PrivateLoader, batches_of_a_lot
 
 try:
     from transformers import (
@@ -128,15 +128,13 @@ class PrivateTrainer(Trainer):
         steps = self.args.max_steps if self.args.max_steps > 0 else None
         self.engine, loader = trained.make_private(
             self.privacy,
-            trained.Trained(
-                self.model,
-                self.optimizer,
-                self._source(),
-                self._physical,
-                steps or math.ceil(self.args.num_train_epochs * lots),
-                Path(self.args.output_dir),
-            ),
+            Path(self.args.output_dir),
             trained.saved_beside(self._resumed) if self._resumed else None,
+            module=self.model,
+            optimizer=self.optimizer,
+            data_loader=self._source(),
+            max_physical_batch_size=self._physical,
+            steps=steps or math.ceil(self.args.num_train_epochs * lots),
         )
         for what in self._choices():
             self.engine.add_caveat(trained.CHOSEN.format(what=what))
@@ -171,7 +169,7 @@ class PrivateTrainer(Trainer):
 
     def num_examples(self, dataloader: Any) -> int:
         """The number of records of a loader; of the private one, the public number."""
-        if self.engine is not None and dataloader.dataset is self.train_dataset:
+        if self.engine is not None and isinstance(dataloader, PrivateLoader):
             return self.engine.plan.dataset_size
         return int(super().num_examples(dataloader))
 
@@ -254,10 +252,8 @@ class PrivateTrainer(Trainer):
 
     def _public(self, logs: Mapping[str, float]) -> dict[str, float]:
         kept = {name: value for name, value in logs.items() if name not in _LEFT_OUT}
-        if self.privacy.train_loss:
-            marked = {n + trained.MARK: logs[n] for n in ("loss", "train_loss") if n in logs}
-            kept |= marked
-        return kept
+        wanted = ("loss", "train_loss") if self.privacy.train_loss else ()
+        return kept | {name + trained.MARK: logs[name] for name in wanted if name in logs}
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         assert self.engine is not None
@@ -297,11 +293,7 @@ class _Batches:
 
 def _check(args: Any) -> None:
     """Refuse arguments that private training does not go with."""
-    for name, (allowed, why) in _REFUSED.items():
-        if getattr(args, name, allowed) != allowed:
-            raise ConfigError(
-                f"PrivateTrainer does not take {name}={getattr(args, name)!r}: {why}."
-            )
+    trained.refuse("PrivateTrainer", args, _REFUSED)
     if args.world_size > 1 or args.n_gpu > 1 or args.deepspeed or args.fsdp:
         raise ConfigError(
             f"PrivateTrainer runs in one process on one device, not on {args.world_size} x "

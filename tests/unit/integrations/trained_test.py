@@ -12,7 +12,6 @@ from tests.support.loops import epoch, mlp, private, records
 from vestige import ConfigError, PrivacyError
 from vestige.integrations.trained import (
     PrivacyArguments,
-    Trained,
     check_reached,
     epsilon,
     make_private,
@@ -29,7 +28,8 @@ def made(folder, saved=None, privacy=PRIVACY):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     source = torch.utils.data.DataLoader(records(), batch_size=6)
-    engine, loader = make_private(privacy, Trained(model, optimizer, source, 2, 8, folder), saved)
+    given = {"module": model, "optimizer": optimizer, "data_loader": source, "steps": 8}
+    engine, loader = make_private(privacy, folder, saved, **given, max_physical_batch_size=2)
     return engine, model, optimizer, loader
 
 
