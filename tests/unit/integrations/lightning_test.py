@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -170,10 +171,7 @@ def test_no_checkpoint_is_made_in_the_middle_of_a_lot(tmp_path):
 def test_epsilon_is_logged_and_the_rest_is_the_same_on_neighbours(tmp_path):
     told = []
     for records in (N, N - 1):
-        privacy = PrivacyArguments(
-            max_grad_norm=1.0, delta=1e-3, noise_multiplier=1.0, noise_seed=3, dataset_size=N
-        )
-        watch = Watch(2, privacy)
+        watch = Watch(2, replace(PRIVACY, dataset_size=N))
         _, trainer = fit(tmp_path / str(records), watch, records=records)
         told.append((dict(trainer.logged_metrics), trainer.global_step, watch.engine.released))
     assert told[0] == told[1]
