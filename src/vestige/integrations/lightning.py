@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from vestige.engine.privacy_engine import PrivacyEngine
-from vestige.errors import ConfigError, PrivacyError
+from vestige.errors import ConfigError
 from vestige.integrations import trained
 from vestige.integrations.trained import PrivacyArguments
 from vestige.plan import lots_per_epoch
@@ -124,14 +124,7 @@ class PrivacyCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The engine's state, which is public."""
-        if self.engine is None:
-            return {}
-        if self.engine.in_lot:
-            raise PrivacyError(
-                "a checkpoint in the middle of a lot could not be gone on from: save once an "
-                "epoch, or choose every_n_train_steps as a multiple of the batches of a lot."
-            )
-        return self.engine.state_dict()
+        return {} if self.engine is None else trained.state_of(self.engine)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Remember the state to go on from."""

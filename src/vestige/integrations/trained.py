@@ -88,6 +88,16 @@ def make_private(
     return engine, loader
 
 
+def state_of(engine: PrivacyEngine) -> dict[str, Any]:
+    """The engine's state, which is public, between two lots."""
+    if engine.in_lot:
+        raise PrivacyError(
+            "a checkpoint in the middle of a lot could not be gone on from: save once an epoch, or "
+            "after a number of steps that is a multiple of loader.batches_per_lot."
+        )
+    return engine.state_dict()
+
+
 def save_beside(engine: PrivacyEngine, privacy: PrivacyArguments, folder: Path) -> None:
     """Write the engine's state and the statement into the folder of a checkpoint.
 
@@ -95,7 +105,7 @@ def save_beside(engine: PrivacyEngine, privacy: PrivacyArguments, folder: Path) 
     """
     folder.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
-    torch.save(engine.state_dict(), content)
+    torch.save(state_of(engine), content)
     write_whole(folder / STATE_FILE, content.getvalue())
     stated = engine.statement(privacy.delta)
     write_whole(folder / statement.JSON_FILE, json.dumps(stated, indent=2, allow_nan=False))

@@ -22,7 +22,7 @@ from vestige.integrations import trained
 from vestige.integrations.row_losses import logits_in, row_losses
 from vestige.integrations.trained import PrivacyArguments
 from vestige.plan import lots_per_epoch
-from vestige.sampling.loader import PrivateLoader, batches_of_a_lot
+from vestige.sampling.loader import PrivateLoader
 
 try:
     from transformers import (
@@ -90,7 +90,6 @@ class PrivateTrainer(Trainer):
         rows, accumulated = given.per_device_train_batch_size, given.gradient_accumulation_steps
         self._lot, self._physical = rows * accumulated, rows if accumulated > 1 else None
         self.args: Any = copy.copy(given)
-        self.args.gradient_accumulation_steps = batches_of_a_lot(self._lot, self._physical)
         self.args.ignore_data_skip = True  # the engine knows which lot is next
         self.args.include_num_input_tokens_seen = "no"
         self.model_accepts_loss_kwargs = False  # no num_items_in_batch
@@ -138,6 +137,12 @@ class PrivateTrainer(Trainer):
         )
         for what in self._choices():
             self.engine.add_caveat(trained.CHOSEN.format(what=what))
+        self.args.gradient_accumulation_steps = loader.batches_per_lot
+        if self._physical and len(loader) % loader.batches_per_lot:
+            raise ConfigError(
+                f"method {self.engine.plan.method!r} hands out all records beside its lots, which "
+                "gradient_accumulation_steps does not go with: set it to 1."
+            )
         return loader
 
     def _source(self) -> DataLoader[Any]:

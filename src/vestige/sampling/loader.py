@@ -189,6 +189,11 @@ class PrivateLoader(DataLoader[Any]):
             persistent_workers=source.persistent_workers,
         )
 
+    @property
+    def batches_per_lot(self) -> int:
+        """How many batches every lot comes in."""
+        return self._lots.pieces
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._iteration += 1
         mine = self._iteration

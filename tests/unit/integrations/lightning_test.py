@@ -159,7 +159,7 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path):
 
 def test_no_checkpoint_is_made_in_the_middle_of_a_lot(tmp_path):
     saves = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1)
-    with pytest.raises(PrivacyError, match="every_n_train_steps as a multiple of the batches"):
+    with pytest.raises(PrivacyError, match="that is a multiple of loader"):
         fit(tmp_path, Watch(2), saves, enable_checkpointing=True)
     saves = ModelCheckpoint(tmp_path, every_n_train_steps=11, save_top_k=-1)
     watch = Watch(2)  # ceil((6 + 6 sqrt(6)) / 2) = 11 batches of a lot

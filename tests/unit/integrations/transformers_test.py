@@ -287,6 +287,19 @@ def test_a_target_is_met_and_a_second_run_composes(tmp_path):
     assert (trainer.engine.released, trainer.engine.ledger.steps) == (4, 8)
 
 
+def test_methods_that_a_step_without_a_closure_does_not_do_are_refused(tmp_path):
+    trainer, _ = trainer_of(seeded(bert), tmp_path, privacy=replace(PRIVACY, method="dp-sam"))
+    with pytest.raises(PrivacyError, match="evaluates every batch twice"):
+        trainer.train()
+    privacy = replace(PRIVACY, method="dp-is")
+    trainer, _ = trainer_of(seeded(bert), tmp_path, privacy=privacy)
+    trainer.train()
+    assert trainer.engine.released == 4
+    trainer, _ = trainer_of(seeded(bert), tmp_path, privacy=privacy, rows=3, accumulated=2)
+    with pytest.raises(ConfigError, match="'dp-is' hands out all records beside its lots"):
+        trainer.train()
+
+
 REFUSED = {
     "gradient_checkpointing": {"gradient_checkpointing": True},
     "torch_compile": {"torch_compile": True},
