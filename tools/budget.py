@@ -26,6 +26,7 @@ BUDGETS = {
     "train": 1_350,
     "lab": 3_700,
     "cli": 750,
+    "integrations": 600,
     "kernels": 700,  # gradients/kernels, counted apart
 }
 FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 7

@@ -67,6 +67,13 @@ class PrivacyPlan:
         return lots_per_epoch(self.dataset_size, self.batch_size)
 
     @property
+    def expected_lot(self) -> float:
+        """The expected size of the largest lot: `batch_size`, or what a declared rate makes it."""
+        rates = self.sample_rate if isinstance(self.sample_rate, tuple) else (self.sample_rate,)
+        usual = self.batch_size / self.dataset_size
+        return self.batch_size if max(rates) == usual else max(rates) * self.dataset_size
+
+    @property
     def sensitivity(self) -> float:
         """How far one record moves the clipped sum: sqrt(sum_g C_g^2)."""
         return math.sqrt(sum(c * c for c in self.bounds))

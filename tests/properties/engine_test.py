@@ -332,7 +332,7 @@ def engine_sums(model, dataset, plan, steps):
         max_physical_batch_size=plan["physical"],
         loss_reduction="sum" if plan["reduction"] == "sum" else "mean",
         sample_rate=rate,
-        dataset_size=1000,
+        dataset_size=12,
     )
     lots, held = [], []
     with listening() as seen:

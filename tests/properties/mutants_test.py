@@ -22,6 +22,7 @@ DEMANDED = (
     "clipped after the sum",
     "divisor len(lot)",
     "an empty lot skipped",
+    "as many physical batches as a lot needs",
     "a gate that reads the current sum (fo)",
     "a gate that reads the current sum (sma)",
     "history of raw sums (fo)",

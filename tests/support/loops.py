@@ -68,7 +68,7 @@ def lot_sum(model, dataset, loss=mean_loss, **options):
 
     With `dataset_size` declared, nothing but the records tells one dataset from another.
     """
-    options = {"sample_rate": 1.0, "dataset_size": 1000, "noise_multiplier": 0.0} | options
+    options = {"sample_rate": 1.0, "dataset_size": N, "noise_multiplier": 0.0} | options
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     engine, model, optimizer, loader = private(model, dataset, 1, optimizer, **options)

@@ -111,7 +111,7 @@ def private(model, noise_seed=None, rows=ROWS, loader=None, method="dp-sgd", **o
 
 
 def masks(draw=by_dropout, noise_seed=None, steps=2, seed=0, between=lambda: None, **options):
-    """The random numbers of every forward pass of a short run, after seeding all generators."""
+    """The random numbers of every forward pass on records of a short run, after seeding all."""
     seen = []
     torch.manual_seed(5)
     engine, model, optimizer, loader = private(Masked(draw, seen.append), noise_seed, **options)
@@ -121,9 +121,12 @@ def masks(draw=by_dropout, noise_seed=None, steps=2, seed=0, between=lambda: Non
     while done < steps:
         for x, y in loader:
             between()
+            before = len(seen)
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
+            if not x.any():  # a spare batch
+                del seen[before:]
             done = engine.released
             if done == steps:
                 break

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -455,13 +456,31 @@ def empty_lot_skipped(patch):
     original = LotSampler.__iter__
 
     def full(self):
-        for rows in original(self):
-            if rows:
-                yield rows
-            else:
-                self.batches.pop()
+        for number, batches in groupby(original(self), lambda _: self.batches[-1].lot):
+            every = list(batches)
+            if any(every):
+                yield from every
+                continue
+            for batch in [batch for batch in self.batches if batch.lot == number]:
+                self.batches.remove(batch)
 
     patch.setattr(LotSampler, "__iter__", full)
+
+
+@mutant("as many physical batches as a lot needs", {"replay": "lots"})
+def batches_follow_the_lot(patch):
+    def needed(self):
+        batches = self.batches = deque()
+        self.first_lot = self.next_lot
+        for number in range(self.next_lot, self.next_lot + self.lots):
+            lot = self._drawing.lot(number).tolist()
+            step = self.physical or max(1, len(lot))
+            for first in range(0, max(1, len(lot)), step):
+                rows = lot[first : first + step]
+                batches.append(Batch(max(1, len(rows)), not rows, first + step >= len(lot), number))
+                yield rows
+
+    patch.setattr(LotSampler, "__iter__", needed)
 
 
 @mutant("the stand-in row of an empty lot counted", {"replay": "query"})

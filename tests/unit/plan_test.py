@@ -98,3 +98,13 @@ def test_the_relation_that_all_runs_are_private_for() -> None:
     assert common_adjacency([]) == common_adjacency([ADJACENCY]) == ADJACENCY
     assert common_adjacency([ADJACENCY, "zero out one"]) == "zero out one"
     assert common_adjacency(["b", "a", "b"]) == "a; and b"
+
+
+def test_the_expected_lot_is_the_batch_size_unless_a_rate_was_declared() -> None:
+    """Exactly, for every size: the number of physical batches follows from it."""
+    for size in range(1, 200):
+        for batch in range(1, size + 1, 7):
+            made = plan(dataset_size=size, batch_size=batch, sample_rate=batch / size)
+            assert made.expected_lot == batch
+    assert plan(sample_rate=0.5).expected_lot == 50
+    assert plan(sample_rate=(0.1, 0.3, 0.2)).expected_lot == 30

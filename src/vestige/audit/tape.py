@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -33,11 +33,12 @@ _NOT_COMPARED = {"run", "own", "ledger", "others"}
 
 @dataclass(frozen=True)
 class Lot:
-    """A lot as it was handed out: its number and its records."""
+    """A lot as it was handed out: its number, its records and the batches that it came in."""
 
     number: int
     records: tuple[int, ...] = ()
     measures: bool = False
+    batches: int = 0
 
 
 @dataclass
@@ -137,6 +138,8 @@ class Tape(Observer):
         self._settle()
         if not self.seen.lots or self.seen.lots[-1].number != batch.lot:
             self.seen.lots.append(Lot(batch.lot, (), batch.measures))
+        lot = self.seen.lots[-1]
+        self.seen.lots[-1] = replace(lot, batches=lot.batches + 1)
         self._batch, self._branch = batch, branch
         self._recalled = None if branch is None else branch.values.clone()
 
@@ -180,7 +183,7 @@ class Tape(Observer):
         assert self._batch is not None
         if not self._batch.empty:
             lot = self.seen.lots[-1]
-            self.seen.lots[-1] = Lot(lot.number, (*lot.records, *records), lot.measures)
+            self.seen.lots[-1] = replace(lot, records=(*lot.records, *records))
 
     def stepped(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer has stepped: note everything that the end of a lot lets the loop see."""

@@ -24,7 +24,7 @@ from vestige.privacy.noise_scales import NoiseScale
 from vestige.release.correlation import Correlation
 from vestige.release.door import Door, Position
 from vestige.release.part import Part
-from vestige.sampling.loader import LotSampler
+from vestige.sampling.loader import LotSampler, batches_of_a_lot
 from vestige.sampling.streams import Randomness
 from vestige.updates.adam import AdamBC, KnownNoise
 from vestige.updates.averaging import Averaging
@@ -130,11 +130,13 @@ def build(
         plan.lots_per_epoch,
         plan.max_physical_batch_size,
         drawing,
+        batches_of_a_lot(plan.expected_lot, plan.max_physical_batch_size),
     )
     parts, passes = _all_parts(own, made, context), method.passes(context, own)
     run = Run(plan, made.optimizer, watch, lots, door, parts, passes)
     if run.survey:
-        lots.measure_by = plan.batch_size
+        rows = plan.max_physical_batch_size or plan.batch_size
+        lots.measured_in = rows, -(-plan.dataset_size // rows)
     return run
 
 

@@ -48,7 +48,7 @@ def caveats(run: Run, adjacency: str, inherited: int, things: Things) -> list[st
             f"the number of records, {plan.dataset_size}, is treated as public (it was not "
             "declared as dataset_size=...)"
         )
-    return sentences + run.losses.caveats + _lineage(run, inherited, things)
+    return sentences + run.declared + run.losses.caveats + _lineage(run, inherited, things)
 
 
 def _lineage(run: Run, inherited: int, things: Things) -> list[str]:

@@ -48,7 +48,7 @@ def lots_left(run: Run) -> int:
 def lots_until(run: Run, release: int) -> int:
     """How many lots it takes until so many releases are made."""
     left = max(0, release - run.door.steps)
-    if run.lots.measure_by is not None:
+    if run.lots.measured_in is not None:
         left += -(-left // run.plan.lots_per_epoch)  # all records are measured before every epoch
     return left
 

@@ -14,7 +14,12 @@ from torch.utils.data import DataLoader
 from vestige.checks import check_count
 from vestige.engine.build import Ingredients, check_settings
 from vestige.engine.options import Options, check_counts
-from vestige.engine.validation import check_criterion, check_model, check_optimizer
+from vestige.engine.validation import (
+    check_alone,
+    check_criterion,
+    check_model,
+    check_optimizer,
+)
 from vestige.errors import ConfigError
 from vestige.gradients.clipping import Auto, Clip, Clipping, Quantile, split_clipping
 from vestige.gradients.groups import partition
@@ -52,6 +57,7 @@ class Request:
 def prepare(request: Request) -> tuple[PrivacyPlan, Method, Ingredients]:
     """The frozen plan of the run, its method, and what it is built from."""
     options, steps = request.options, request.steps
+    check_alone()
     check_model(request.module)
     check_optimizer(request.optimizer, request.module)
     check_criterion(request.criterion, request.loss_reduction, request.module)

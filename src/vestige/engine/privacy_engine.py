@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vestige import statement
-from vestige.engine import checkpoint
+from vestige.engine import checkpoint, validation
 from vestige.engine import state as saving
 from vestige.engine.books import Books
 from vestige.engine.build import build
@@ -38,9 +38,11 @@ from vestige.privacy import accounting
 from vestige.privacy.ledger import Ledger, together
 from vestige.release.door import Door
 from vestige.release.part import Part
-from vestige.sampling.loader import PrivateLoader
+from vestige.sampling.loader import PrivateLoader, unwrapped
 from vestige.sampling.streams import Randomness
 from vestige.updates.averaging import Averaging
+
+_NAMES = tuple(field.name for field in fields(Request))
 
 
 class PrivacyEngine:
@@ -113,9 +115,9 @@ class PrivacyEngine:
                 "make_private was called before on this engine: one engine guards one run. For "
                 "another model on the same data make PrivacyEngine(ledger=engine.ledger)."
             )
+        data_loader = unwrapped(data_loader)
         request = Request(
-            module,
-            optimizer,
+            *validation.unwrapped(module, optimizer),
             data_loader,
             noise_multiplier,
             max_grad_norm,
@@ -126,13 +128,18 @@ class PrivacyEngine:
             criterion,
             dataset_size,
             steps,
-            Options.of(keywords, tuple(field.name for field in fields(Request))),
+            Options.of(keywords, _NAMES),
         )
         run, things = self._run_of(request)
-        run.attach()
+        try:
+            loader = PrivateLoader(data_loader, run.lots, run.hand_out, request.module)
+            run.attach()
+        except BaseException:
+            run.detach()  # no hook and no lock is left behind
+            raise
         self._run, self._things = run, things
         things.leave(Trace(self._name, self.ledger, run.door.own, weakref.ref(run)))
-        return module, optimizer, PrivateLoader(data_loader, run.lots, run.hand_out, module)
+        return module, optimizer, loader
 
     def _run_of(self, request: Request) -> tuple[Run, Things]:
         """The run on its ledger, not yet attached to the model."""
@@ -185,8 +192,12 @@ class PrivacyEngine:
                 "make_private_with_epsilon solves for the noise: leave the noise multiplier out, "
                 "or call make_private."
             )
+        further = {name: value for name, value in options.items() if name not in _NAMES}
+        Options.of(further, _NAMES)  # solving for the noise takes long: what is wrong is told now
+        data_loader = unwrapped(data_loader)
+        inner, held = validation.unwrapped(module, optimizer)
         ahead = Ahead.of(
-            module,
+            inner,
             data_loader,
             resolve(method),
             (epochs, steps),
@@ -197,8 +208,7 @@ class PrivacyEngine:
         if resume is not None and Path(resume).exists():
             noise, earlier = checkpoint.saved_noise(Path(resume)), None
         else:
-            things = Things.of(module, optimizer, data_loader.dataset)
-            self._books.join(things, module, optimizer)
+            self._books.join(Things.of(inner, held, data_loader.dataset), inner, held)
             earlier = self._books.spent()
             noise, _ = accounting.noise_for(
                 target_epsilon, target_delta, ahead.charges, self.accountant, earlier
@@ -333,6 +343,11 @@ class PrivacyEngine:
         """The number of releases so far."""
         return self._run.door.steps if self._run else 0
 
+    @property
+    def in_lot(self) -> bool:
+        """Whether a lot was handed out that is neither released nor abandoned yet."""
+        return self._run is not None and self._run.in_lot
+
     def statement(
         self, delta: float, *, caveats: Sequence[str] | None = None, **facts: Any
     ) -> dict[str, Any]:
@@ -405,6 +420,17 @@ class PrivacyEngine:
         run = self._attached()
         assert self._things is not None
         return caveats(run, self.adjacency, self._books.inherited, self._things)
+
+    def add_caveat(self, sentence: str) -> None:
+        """Add to `caveats`, and so to the statement, what only the loop knows of."""
+        declared = self._attached().declared
+        if sentence not in declared:
+            declared.append(sentence)
+
+    def untrained(self) -> list[str]:
+        """The names of trainable parameters that no backward pass has come to so far."""
+        run = self._attached()
+        return [s.name for s in run.groups.slots if s.name not in run.capture.reached]
 
     # -- saving -----------------------------------------------------------------------------
 

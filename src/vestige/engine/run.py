@@ -88,6 +88,8 @@ class Run:
         self.gave_up = False  # whether a lot was abandoned
         self.gap = False  # whether it was once taken up from a state without a ledger file
         self.unchecked: str | None = "self_check=False switched it off"
+        self.declared: list[str] = []  # caveats that whoever runs the loop has added
+        self._hooks: tuple[Any, ...] = ()
         self._depth = 0  # how many calls of optimizer.step() are under way, one inside the other
         self._epoch: int | None = None  # the first lot of the last epoch that was looked at
         self._gradient = self.groups.buffer()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,29 @@ from vestige.errors import ConfigError, UnsupportedModel
 
 _MANY = 1000
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def check_alone() -> None:
+    """Refuse one of several processes: each would train on all records, with its own epsilon."""
+    grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
+    declared = os.environ.get("WORLD_SIZE", "1")
+    count = torch.distributed.get_world_size() if grouped else int(declared or 1)
+    if count > 1:
+        group = "one process group" if grouped else "no process group (WORLD_SIZE is set)"
+        raise ConfigError(
+            f"this is one of {count} processes, with {group}: each of them would draw lots of its "
+            "own from all records and report an epsilon for itself alone. Start one process, "
+            "without torchrun or accelerate launch, or unset WORLD_SIZE if there is only one."
+        )
+
+
+def unwrapped(module: Any, optimizer: Any) -> tuple[Any, Any]:
+    """The model and the optimizer inside the wrappers of Accelerate and Fabric, which call them."""
+    if type(module).__module__ == "lightning.fabric.wrappers":
+        module = module.module
+    while type(optimizer).__module__.partition(".")[0] in ("accelerate", "lightning"):
+        optimizer = optimizer.optimizer
+    return module, optimizer
 
 
 def check_model(module: Any) -> None:

@@ -103,6 +103,7 @@ class BackwardPass:
         self._device = collector.total.device.type
         self._forward: Forward | None = None
         self._kept: WeakSet[_Kept] = WeakSet()  # inputs of the batch at hand
+        self.reached: set[str] = set()  # parameters that a gradient has come to, of any row
 
     @property
     def forward(self) -> Forward:
@@ -205,6 +206,7 @@ class BackwardPass:
         def arrive(g: Tensor) -> None:
             with exact(self._device):
                 self._arrive(forward, kept, g.detach())
+            self.reached.update(slot.name for slot in slots)
 
         return arrive
 

@@ -5,6 +5,7 @@ The batches are the same whatever the number of worker processes.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -37,7 +39,7 @@ class Batch:
     """One physical batch handed out by the private loader, and what has become of it."""
 
     rows: int
-    empty: bool = False  # the lot is empty: the one row is a stand-in and contributes nothing
+    empty: bool = False  # the one row is a stand-in and contributes nothing
     last: bool = True  # the lot's last physical batch
     lot: int = 0
     measures: bool = False  # part of a pass over all records that releases one number
@@ -50,7 +52,12 @@ class Batch:
 class LotSampler(Sampler[list[int]]):
     """Yields the physical batches of an epoch's lots and remembers, in order, what each one is.
 
-    `drawing` draws the lots: Poisson's by default, others of lots.py otherwise.
+    `drawing` draws the lots: Poisson's by default, others of lots.py otherwise. `pieces` is the
+    number of batches that every lot comes in.
+
+    Guarantee: how many batches there are, and which of them ends a lot, follows from public numbers
+    alone, whatever is drawn: spare batches have no rows, and a lot with too many rows has more of
+    them in each batch.
     """
 
     def __init__(
@@ -61,13 +68,16 @@ class LotSampler(Sampler[list[int]]):
         lots_per_epoch: int,
         max_physical_batch_size: int | None = None,
         drawing: Drawing | None = None,
+        pieces: int | None = None,
     ) -> None:
         self._randomness = randomness
         self._drawing = Poisson(randomness, size, sample_rate) if drawing is None else drawing
         self.size, self.sample_rate, self.lots = size, sample_rate, lots_per_epoch
-        # With a number, that many records at a time: before every epoch all of them are handed out.
-        self.measure_by: int | None = None
+        # With (rows, batches), all records are handed out before every epoch, in so many batches.
+        self.measured_in: tuple[int, int] | None = None
         self.physical = max_physical_batch_size
+        rates = sample_rate if isinstance(sample_rate, tuple) else (sample_rate,)
+        self.pieces = pieces or batches_of_a_lot(max(rates) * size, max_physical_batch_size)
         self.next_lot = 0  # the first lot that was never handed out
         self.first_lot = 0  # the first lot of the epoch under way
         self.given_up = -1  # the last lot that was abandoned
@@ -75,26 +85,34 @@ class LotSampler(Sampler[list[int]]):
         self.batches: deque[Batch] = deque()  # in the order of the index lists
 
     def __len__(self) -> int:
-        return self.lots if self.measure_by is None else self.lots + 1
+        return self.lots * self.pieces + (self.measured_in[1] if self.measured_in else 0)
+
+    @property
+    def _turns(self) -> int:
+        """The lots of an epoch, and the pass over all records where there is one."""
+        return self.lots + (self.measured_in is not None)
 
     def __iter__(self) -> Iterator[list[int]]:
         # Workers read ahead, so the count of lots handed out is kept by `take`, not here. A loop
         # that was left goes on with its own queue, which nobody reads any more.
         batches = self.batches = deque()
         self.first_lot = self.next_lot
-        for number in range(self.next_lot, self.next_lot + len(self)):
+        for number in range(self.next_lot, self.next_lot + self._turns):
             measures = self.measures(number)
             lot = list(range(self.size)) if measures else self._drawing.lot(number).tolist()
-            step = self.physical or (self.measure_by if measures else None) or max(1, len(lot))
-            for first in range(0, max(1, len(lot)), step):
-                rows = lot[first : first + step]
-                last = first + step >= len(lot)
+            fewest, pieces = self.physical or 1, self.pieces
+            if measures and self.measured_in:
+                fewest, pieces = self.measured_in
+            step = max(fewest, -(-len(lot) // pieces))
+            for piece in range(pieces):
+                rows = lot[piece * step : (piece + 1) * step]
+                last = piece == pieces - 1
                 batches.append(Batch(max(1, len(rows)), not rows, last, number, measures))
                 yield rows
 
     def measures(self, number: int) -> bool:
         """Whether lot `number` is all records, handed out to be measured."""
-        return self.measure_by is not None and number % len(self) == 0
+        return self.measured_in is not None and number % self._turns == 0
 
     def seed(self) -> bytes:
         """A key for the workers of the coming loop, from the secret key and the next lot."""
@@ -111,18 +129,35 @@ class LotSampler(Sampler[list[int]]):
         return batch
 
 
+def batches_of_a_lot(expected: float, physical: int | None) -> int:
+    """The batches of at most `physical` rows that every lot of that expected size comes in.
+
+    There is room for six standard deviations more. A Poisson lot exceeds that once in 10^5 where
+    one record is expected and once in 3 * 10^8 where 1,000 are; it then comes in larger batches.
+    """
+    if physical is None:
+        return 1
+    return math.ceil((expected + 6 * math.sqrt(expected)) / physical)
+
+
 _END = object()  # of an epoch
 
 
 class PrivateLoader(DataLoader[Any]):
     """A `DataLoader` of Poisson lots over the user's dataset.
 
-    Its length is the number of lots in an epoch; with `max_physical_batch_size` a lot may come in
-    several batches. An empty lot is one row of zeros, which the engine leaves out of the sum.
+    Its length is the number of batches in an epoch. Every lot comes in one, or, with
+    `max_physical_batch_size`, in as many as `batches_of_a_lot` says. A batch without records is one
+    row of zeros, which the engine leaves out of the sum.
 
-    Guarantee: what the data set and the collate function draw (augmentation) comes from the secret
-    key, in this process and in workers, whatever `generator` and `worker_init_fn` the source has.
+    Guarantee: the number of batches is public, and the same for every lot. What the data set and
+    the collate function draw (augmentation) comes from the secret key, in this process and in
+    workers, whatever `generator` and `worker_init_fn` the source has.
     """
+
+    # Accelerate leaves such a loader as it is. It would read the lots by a loader of its own, of
+    # which the engine knows nothing.
+    _is_accelerate_prepared = True
 
     def __init__(
         self,
@@ -153,6 +188,11 @@ class PrivateLoader(DataLoader[Any]):
             prefetch_factor=source.prefetch_factor if workers else None,
             persistent_workers=source.persistent_workers,
         )
+
+    @property
+    def batches_per_lot(self) -> int:
+        """How many batches every lot comes in."""
+        return self._lots.pieces
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._iteration += 1
@@ -225,7 +265,7 @@ def _in_memory(source: DataLoader[Any]) -> tuple[Tensor, ...] | None:
 
 
 class _Collate:
-    """The user's collate function, and a blank row where a lot is empty."""
+    """The user's collate function, and a blank row where a batch has no records."""
 
     def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
         self._dataset, self._collate = dataset, collate
@@ -252,6 +292,30 @@ def blank(batch: Any) -> Any:
     if isinstance(batch, str | bytes | int | float):
         return type(batch)()
     return batch
+
+
+def unwrapped(loader: Any) -> Any:
+    """The DataLoader that Accelerate or Fabric was given; any other loader as it is."""
+    library = type(loader).__module__.partition(".")[0]
+    if library == "lightning" and isinstance(getattr(loader, "_dataloader", None), DataLoader):
+        return loader._dataloader
+    source = getattr(loader, "base_dataloader", None) if library == "accelerate" else None
+    if not isinstance(source, DataLoader) or type(source.batch_sampler) is not BatchSampler:
+        return loader
+    workers = source.num_workers
+    return DataLoader(
+        source.dataset,
+        batch_size=source.batch_sampler.batch_size,
+        sampler=source.batch_sampler.sampler,
+        num_workers=workers,
+        collate_fn=source.collate_fn,
+        pin_memory=source.pin_memory,
+        timeout=source.timeout,
+        worker_init_fn=source.worker_init_fn,
+        multiprocessing_context=source.multiprocessing_context if workers else None,
+        prefetch_factor=source.prefetch_factor if workers else None,
+        persistent_workers=source.persistent_workers,
+    )
 
 
 def check_loader(loader: Any) -> int:

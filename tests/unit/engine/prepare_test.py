@@ -14,7 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.loops import epoch, mlp, private, records
-from vestige import ConfigError, PrivacyEngine
+from vestige import ConfigError, PrivacyEngine, accounting
+from vestige.engine import privacy_engine
+from vestige.gradients import Capture
 from vestige.plan import lots_per_epoch
 
 MODEL = mlp()
@@ -208,3 +210,51 @@ def test_a_declared_size_and_rate_are_what_is_sampled_and_charged():
     assert len(loader) == 4
     epoch(model, optimizer, loader)
     assert [(e.sample_rate, e.count) for e in engine.ledger.events] == [(0.5, 4)]
+
+
+def test_unknown_options_are_refused_before_the_noise_is_solved_for(monkeypatch):
+    def solving(*_):
+        raise AssertionError("the noise was solved for")
+
+    monkeypatch.setattr(accounting, "noise_for", solving)
+    model = mlp()
+    with pytest.raises(ConfigError, match=r"no argument 'max_physical_batchsize'.*Did you mean"):
+        PrivacyEngine().make_private_with_epsilon(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(records(), batch_size=6),
+            target_epsilon=1.0,
+            target_delta=1e-5,
+            epochs=1,
+            max_grad_norm=1.0,
+            max_physical_batchsize=2,
+        )
+
+
+@pytest.mark.parametrize("where", ["PrivateLoader", "attach"])
+def test_a_make_private_that_fails_leaves_nothing_behind(where, monkeypatch, tmp_path):
+    """No hooks, no attributes, no lock, no line in the ledger: the next one finds all as it was."""
+    model = mlp()
+    before = set(vars(model)), set(vars(model[0]))
+
+    def fails(*_, **__):
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        if where == "attach":
+            patched.setattr(Capture, "attach", fails)
+        else:
+            patched.setattr(privacy_engine, "PrivateLoader", fails)
+        engine = PrivacyEngine(ledger=tmp_path / "ledger.jsonl")
+        with pytest.raises(MemoryError):
+            private(model, engine=engine)
+    assert (set(vars(model)), set(vars(model[0]))) == before
+    assert not model._forward_hooks and not model._forward_pre_hooks
+    assert model._compiled_call_impl is None
+    assert all(not p._backward_hooks for p in model.parameters())
+    for other in (engine, PrivacyEngine(ledger=tmp_path / "ledger.jsonl")):
+        found = private(mlp(), engine=other)
+        epoch(*found[1:])
+        other.close()
+    assert other.ledger.steps == 4 + 4
+    assert not any("this model or its optimizer" in caveat for caveat in other.caveats())

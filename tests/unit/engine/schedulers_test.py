@@ -50,7 +50,7 @@ def test_schedulers_advance_per_release(name, early):
                 if engine.released > before:
                     seen.append(optimizer.param_groups[0]["lr"])
         rates[physical] = seen
-        assert len(seen) == 2 * len(loader)
+        assert len(seen) == 2 * engine.plan.lots_per_epoch
     assert rates[None] == rates[2]
     assert len(set(rates[None])) > 1
 
@@ -71,13 +71,15 @@ def test_a_scheduler_is_saved_copied_and_loaded_as_the_users_class():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = lr.StepLR(optimizer, 1, 0.5)
     plain_state = set(scheduler.state_dict())
-    _, model, optimizer, loader = private(model, optimizer=optimizer, max_physical_batch_size=2)
+    engine, model, optimizer, loader = private(
+        model, optimizer=optimizer, max_physical_batch_size=2
+    )
     epoch(model, optimizer, loader, lambda: scheduler.step())
     assert isinstance(scheduler, lr.StepLR)
     assert set(scheduler.state_dict()) == plain_state
     for twin in (pickle.loads(pickle.dumps(scheduler)), copy.deepcopy(scheduler)):
         assert type(twin) is lr.StepLR
-        assert twin.last_epoch == scheduler.last_epoch == len(loader)
+        assert twin.last_epoch == scheduler.last_epoch == engine.plan.lots_per_epoch
 
 
 class Held:

@@ -141,3 +141,14 @@ def test_a_parameter_group_added_later_is_refused():
     F.cross_entropy(model(x), y).backward()
     with pytest.raises(ConfigError, match="not parameters of the model"):
         optimizer.step()
+
+
+def test_one_of_several_processes_is_refused(monkeypatch):
+    """Started by torchrun, with no process group: each would report an epsilon of its own."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model = mlp()
+    with pytest.raises(ConfigError, match=r"one of 2 processes, with no process group"):
+        private(model)
+    assert not model._forward_hooks and not model._forward_pre_hooks
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    private(model)

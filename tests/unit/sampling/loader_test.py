@@ -30,7 +30,13 @@ from torch.utils.data import (
 )
 
 from vestige import ConfigError, PrivacyEngine, VestigeError
-from vestige.sampling.loader import LotSampler, PrivateLoader, blank, check_loader
+from vestige.sampling.loader import (
+    LotSampler,
+    PrivateLoader,
+    batches_of_a_lot,
+    blank,
+    check_loader,
+)
 from vestige.sampling.lots import draw_lot
 from vestige.sampling.streams import Randomness
 
@@ -76,7 +82,8 @@ def test_batches_are_the_drawn_lots_whatever_the_workers(physical, workers):
     batches = list(loader)
     lots = gather(batches, handed)
     assert [lots[t] for t in range(12)] == expected_lots(0, 12)
-    assert len(loader) == 12
+    # ceil((6 + 6 sqrt(6)) / physical) batches of each of 12 lots.
+    assert len(batches) == len(loader) == 12 * {None: 1, 1: 21, 4: 6}[physical]
     assert sum(note.last for note in handed) == 12
     if physical:
         assert max(note.rows for note in handed) <= physical
@@ -96,6 +103,48 @@ def test_the_in_memory_path_draws_the_same_lots():
             assert torch.equal(b, torch.stack([a, a], dim=1))
             lots[note.lot] += [] if note.empty else a.long().tolist()
         assert [lots[t] for t in range(12)] == expected_lots(0, 12)
+
+
+def test_a_lot_has_as_many_batches_as_public_numbers_say():
+    for lot, physical, batches in [
+        (1, 1, 7),
+        (4, 2, 8),
+        (64, 16, 7),
+        (100, 160, 1),
+        (100, 159, 2),
+        (256.5, 64, 6),
+        (1000, None, 1),
+    ]:
+        assert batches_of_a_lot(lot, physical) == batches
+
+
+class Fixed:
+    """Lots of sizes that are given."""
+
+    def __init__(self, *sizes):
+        self.sizes = sizes
+
+    def lot(self, number):
+        return np.arange(self.sizes[number])
+
+
+def test_whatever_a_lots_size_is_its_batches_are_as_many():
+    """Spare batches have no records; a lot beyond the bound comes in larger batches, whole."""
+    sizes = (0, 1, 4, 10, 11, 40, 41, 60)
+    sampler = LotSampler(Randomness(1), 60, 0.1, len(sizes), 4, drawing=Fixed(*sizes))
+    handed = []
+    loader = PrivateLoader(DataLoader(Numbers(60), batch_size=6), sampler, handed.append)
+    batches = list(loader)
+    assert len(batches) == len(loader) == 6 * len(sizes)
+    lots = gather(batches, handed)
+    assert [lots[t] for t in range(len(sizes))] == [list(range(size)) for size in sizes]
+    for t, size in enumerate(sizes):
+        notes = handed[6 * t : 6 * t + 6]
+        full = [note.rows for note in notes if not note.empty]
+        assert [note.last for note in notes] == [False] * 5 + [True]
+        assert all(note.rows == 1 for note in notes if note.empty)
+        assert max(full, default=0) <= max(4, -(-size // 6))
+    assert [note.rows for note in handed[-6:]] == [10] * 6
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "persistent_workers": True}])

@@ -196,7 +196,7 @@ def test_the_loader_measures_first_and_the_optimizer_does_nothing_meanwhile():
     )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     nn.init.ones_(model.weight)
-    assert len(loader) == 1 + 3  # a pass and ceil(12 / 5) lots
+    assert len(loader) == 3 + 3  # a pass in pieces, and ceil(12 / 5) lots
     for epoch in range(2):
         measured, order = [], []
         for x, index in loader:

@@ -31,8 +31,9 @@ from vestige.gradients.clipping import Clipping
 from vestige.methods import Method
 
 ORDINARY = Setting()
-# Room for eight bands of correlated noise, and lots that hold nothing, or one record.
-SPARSE = Setting(size=12, lot=1, steps=64)
+# Room for eight bands of correlated noise, and lots that hold nothing, or one record; in physical
+# batches, whose number must not follow the lot.
+SPARSE = Setting(size=12, lot=1, steps=64, physical=2)
 SEED = 9  # of lots and noise: both runs of a pair need the same
 _SLACK = 1 + 1e-6  # of float64 arithmetic
 _NUMBER_SLACK = 1 + 1e-9
@@ -133,7 +134,7 @@ def public(recording: Recording) -> dict[str, list[Any]]:
     looks = recording.looks
     return {
         "number of releases": [len(looks), [look.kind for look in looks]],
-        "lots": [lot.number for lot in recording.lots],
+        "lots": [(lot.number, lot.batches) for lot in recording.lots],
         "branch": [look.branch for look in looks],
         "clip bounds": [look.bounds for look in looks],
         "noise scales": [look.stds for look in looks],

@@ -39,7 +39,8 @@ LOUD = 50.0  # how much larger the last record is than the others: its gradient 
 class Setting:
     """A small run: `lot` of `size` records in expectation, `steps` releases.
 
-    With `groups`, their number, each clipping group has a noise multiplier of its own.
+    With `groups`, their number, each clipping group has a noise multiplier of its own; `physical`
+    is for methods that look at a lot once.
     """
 
     size: int = 48
@@ -52,6 +53,7 @@ class Setting:
     hidden: int = 10
     dtype: torch.dtype = torch.float64
     workers: int = 0
+    physical: int | None = None
 
 
 # Single precision, as most runs have; enough coordinates for a variance to within half a per cent.
@@ -97,6 +99,7 @@ def small_run(
         method=method,
         max_grad_norm=setting.clip,
         clipping=setting.clipping,
+        max_physical_batch_size=setting.physical if method.looks == 1 else None,
         steps=setting.steps,
         **noise | ({} if zeroes_out(method) else {"dataset_size": setting.size}),
     )
