@@ -38,8 +38,8 @@ STATEMENTS = {
 }
 COMMANDS = [
     [],
-    *([name] for name in "train budget calibrate plan spectrum methods reproduce report".split()),
-    *([name] for name in "compare resume statement audit verify ledger".split()),
+    *([name] for name in "schema train predict budget calibrate plan spectrum methods".split()),
+    *([name] for name in "reproduce report compare resume statement audit verify ledger".split()),
     ["ledger", "show"],
     ["ledger", "merge"],
 ]
@@ -57,11 +57,11 @@ def statement_of(name: str, folder: Path) -> str:
     options = {"epochs": 2, "noise_seed": 3} | STATEMENTS[name]
     train(TrainConfig(out=folder / name, **options))
     texts = [(folder / name / f"statement.{kind}").read_text() for kind in ("md", "json")]
-    text = "\n".join(texts)
-    for pattern in (r"[0-9a-f]{16,}", r"\d+\.\d+\.\d+(\+\w+)?", r"\d{4}-\d\d-\d\d[T ][\d:.+Z]*"):
-        text = re.sub(pattern, "*", text)
     # Rounding in the last digits follows the processor.
-    return re.sub(r"\d+\.\d{9,}", lambda match: f"{float(match[0]):.8g}", text)
+    text = re.sub(r"\d+\.\d{7,}", lambda match: f"{float(match[0]):.5g}", "\n".join(texts))
+    for pattern in (r"[0-9a-f]{16,}", r"\d+\.\d+\.\d+(\+\w+)?", r"\d{4}-\d\d-\d\d[T\d:.+Z]*"):
+        text = re.sub(pattern, "*", text)
+    return text
 
 
 def help_of(command: list[str]) -> str:

@@ -21,7 +21,9 @@ from vestige.errors import StorageError, VestigeError
 # What each command is for; it is the function of that name in the module of that name. `--help`
 # reads this table alone, so no command makes another one slow to start.
 COMMANDS = {
+    "schema": "Draft the public schema of your own data: what it can hold, for you to declare.",
     "train": "Train a model privately and write a run folder with the weights and the result.",
+    "predict": "What the model of a run says about new records.",
     "budget": "What a run costs: epsilon of that many releases under every accountant.",
     "calibrate": "The noise multiplier that keeps a run within epsilon.",
     "plan": "Which noise accumulates least at an epsilon, what it gains and what it costs in "
@@ -46,7 +48,10 @@ EXTRAS = {
     "sklearn": "cli",
     "pooch": "cli",
     "matplotlib": "cli",
+    "markdown_it": "cli",
     "pandas": "lab",
+    "pyarrow": "data",
+    "PIL": "data",
     "tensorboard": "tensorboard",
 }
 

@@ -128,11 +128,9 @@ class _Comparison:
         }
 
     def _load(self) -> Dataset:
-        from vestige.train import data
-
         base = self._study.base
         self._tell(f"loading {Path(base.dataset).name}", Progress("loading"))
-        return data.load(base.dataset, base.data_dir, base.train_size, base.test_size, _SPLIT_SEED)
+        return training.load_data(base, _SPLIT_SEED)
 
     def _shared_noise(self, records: int) -> float:
         """The noise at which DP-SGD reaches the epsilon."""

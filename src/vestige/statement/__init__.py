@@ -16,20 +16,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vestige.statement.claim import build, without
-    from vestige.statement.model import JSON_FILE, MARKDOWN_FILE, check, json_schema, read
+    from vestige.statement.model import (
+        HTML_FILE,
+        JSON_FILE,
+        MARKDOWN_FILE,
+        check,
+        json_schema,
+        read,
+    )
+    from vestige.statement.page import html
     from vestige.statement.words import markdown
 
 __all__ = [
+    "HTML_FILE",
     "JSON_FILE",
     "MARKDOWN_FILE",
     "build",
     "check",
+    "html",
     "json_schema",
     "markdown",
     "read",
     "without",
 ]
-_HOMES = {"build": "claim", "without": "claim", "markdown": "words"}  # of the others: model
+_HOMES = {
+    "build": "claim",
+    "without": "claim",
+    "markdown": "words",
+    "html": "page",
+}  # of the others: model
 
 
 def __getattr__(name: str) -> Any:
