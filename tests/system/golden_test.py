@@ -38,8 +38,9 @@ STATEMENTS = {
 }
 COMMANDS = [
     [],
-    *([name] for name in "schema train predict budget calibrate plan spectrum methods".split()),
-    *([name] for name in "reproduce report compare resume statement audit verify ledger".split()),
+    *([name] for name in "schema train predict export budget calibrate plan spectrum".split()),
+    *([name] for name in "methods reproduce report compare resume statement".split()),
+    *([name] for name in "audit verify ledger".split()),
     ["ledger", "show"],
     ["ledger", "merge"],
 ]

@@ -24,6 +24,7 @@ COMMANDS = {
     "schema": "Draft the public schema of your own data: what it can hold, for you to declare.",
     "train": "Train a model privately and write a run folder with the weights and the result.",
     "predict": "What the model of a run says about new records.",
+    "export": "The model of a run for other programs: torch.export, ONNX, the Hugging Face hub.",
     "budget": "What a run costs: epsilon of that many releases under every accountant.",
     "calibrate": "The noise multiplier that keeps a run within epsilon.",
     "plan": "Which noise accumulates least at an epsilon, what it gains and what it costs in "
@@ -52,6 +53,9 @@ EXTRAS = {
     "pandas": "lab",
     "pyarrow": "data",
     "PIL": "data",
+    "onnx": "export",
+    "onnxscript": "export",
+    "safetensors": "hf",
     "tensorboard": "tensorboard",
 }
 

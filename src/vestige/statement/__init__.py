@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         read,
     )
     from vestige.statement.page import html
-    from vestige.statement.words import markdown
+    from vestige.statement.words import markdown, model_card, nist_map
 
 __all__ = [
     "HTML_FILE",
@@ -36,15 +36,17 @@ __all__ = [
     "html",
     "json_schema",
     "markdown",
+    "model_card",
+    "nist_map",
     "read",
     "without",
 ]
-_HOMES = {
+# Of the others: model.
+_HOMES = dict.fromkeys(("markdown", "model_card", "nist_map"), "words") | {
     "build": "claim",
     "without": "claim",
-    "markdown": "words",
     "html": "page",
-}  # of the others: model
+}
 
 
 def __getattr__(name: str) -> Any:

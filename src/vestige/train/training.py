@@ -146,6 +146,8 @@ def prepare(
         groups = partition(model, parts).names
         _check_bounds(config.clip, groups)
         tell(Progress("accounting"))
+        if config.evaluate_epsilon is not None:  # refused now rather than after the training
+            accounting.calibrate(config.evaluate_epsilon, config.delta, 1.0, 1)
         known = _accounted(config, records, groups)
     return Session(config, dataset, model, optimizer or method.make_optimizer, device, known)
 
