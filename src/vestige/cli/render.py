@@ -72,7 +72,7 @@ class Display:
             return
         figures = f"{_epsilon(metrics['epsilon'])}  loss {_loss(metrics['test_loss'])}  "
         if metrics["test_accuracy"] is None:
-            figures += f"rmse {_loss(metrics.get('test_rmse'))}"
+            figures += f"mean error {_loss(metrics.get('test_mae'))}"
         else:
             figures += f"accuracy {metrics['test_accuracy']:.1%}"
         if "train_loss_outside_guarantee" in metrics:
@@ -130,11 +130,11 @@ def print_result(result: Mapping[str, Any]) -> None:
         told.insert(0, ("accuracy", f"{result['accuracy']:.2%}  on the held-out split{own}"))
     for name in ("balanced_accuracy", "auc", "rmse", "mae"):
         value = result["metrics"].get(name)
-        if value is not None and (own or name == "rmse"):
+        if value is not None and own:
             told.append((name.replace("_", " "), f"{value:.4g}{own}"))
     if "held_out_release" in result:
         noisy = result["held_out_release"]
-        name = "rmse" if "rmse" in noisy else "accuracy"
+        name = "mae" if "mae" in noisy else "accuracy"
         cost = f"epsilon {round_up(noisy['epsilon'])} of the held-out records"
         told.append((f"noisy {name}", f"{noisy[name]:.4g}  may be published ({cost})"))
     if result.get("averaged_accuracy") is not None:

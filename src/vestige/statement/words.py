@@ -49,7 +49,7 @@ def markdown(statement: Mapping[str, Any]) -> str:
 def nist_map(statement: Mapping[str, Any]) -> str:
     """A map from the levels of NIST SP 800-226 to what a statement says, as Markdown."""
     claim, noisy = statement["guarantee"], statement["run"].get("held_out_release")
-    figure = next((f"{n} {noisy[n]:.4g}" for n in ("accuracy", "rmse") if noisy and n in noisy), "")
+    figure = next((f"{n} {noisy[n]:.4g}" for n in ("accuracy", "mae") if noisy and n in noisy), "")
     return _page(
         "nist.md.j2",
         statement,

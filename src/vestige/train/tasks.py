@@ -26,20 +26,20 @@ def hits(dataset: Dataset, scores: Tensor, y: Tensor) -> Tensor:
     """How right each prediction is, from 0 to 1.
 
     Classification: whether the class is. Multi-label: the share of labels that are. Regression: 1
-    minus a quarter of the squared error of the scaled targets, which lie from -1 to 1.
+    minus half of the absolute error of the scaled targets, which lie from -1 to 1.
     """
     if dataset.task == "multi-label":
         return ((scores > 0) == (y > 0.5)).double().mean(1)
     if dataset.task == "regression":
-        return 1 - ((scores.clamp(-1, 1) - y.clamp(-1, 1)) ** 2).double().mean(1) / 4
+        return 1 - (scores.clamp(-1, 1) - y.clamp(-1, 1)).abs().double().mean(1) / 2
     return (scores.argmax(1) == y).double()
 
 
 def from_hits(dataset: Dataset, share: float) -> dict[str, float]:
-    """The figure that a mean of `hits` stands for: accuracy, or the error in the target's unit."""
+    """The figure that a mean of `hits` stands for: accuracy, or the absolute error in the unit."""
     if dataset.task != "regression":
         return {"accuracy": share}
-    return {"rmse": unit(dataset) * (4 * (1 - share)) ** 0.5}
+    return {"mae": unit(dataset) * 2 * (1 - share)}
 
 
 def unit(dataset: Dataset) -> float:
