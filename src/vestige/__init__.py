@@ -18,6 +18,7 @@ __all__ = [
     "VestigeError",
     "accounting",
     "fix",
+    "load",
     "methods",
     "spectrum",
 ]
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
     from vestige.plan import PrivacyPlan
     from vestige.privacy import accounting
     from vestige.sampling.padding import PadTo
+    from vestige.train.saved_model import load
 
 _HOMES = {
     "PadTo": "vestige.sampling.padding",
     "PrivacyEngine": "vestige.engine.privacy_engine",
     "PrivacyPlan": "vestige.plan",
     "fix": "vestige.engine.validation",
+    "load": "vestige.train.saved_model",
     "BudgetExhausted": "vestige.errors",
     "ConfigError": "vestige.errors",
     "StorageError": "vestige.errors",

@@ -64,8 +64,9 @@ def check_page(content: str) -> Reader:
         assert not [name for name in attributes if name.startswith("on")]
         for name in ("src", "href", "xlink:href", "action", "srcset"):
             address = attributes.get(name, "#")
-            paper = tag == "a" and re.fullmatch(r"https://arxiv\.org/abs/[\d.]+", address)
-            assert paper or address.startswith(("#", "data:")), (tag, address)
+            known = r"https://arxiv\.org/abs/[\d.]+|statement\.html|report\.html"
+            link = tag == "a" and re.fullmatch(known, address)
+            assert link or address.startswith(("#", "data:")), (tag, address)
     assert not re.search(r"@import|url\((?!#)", content)
     outside = set(re.findall(r"https?://[^\s\"'<>]*", content))
     assert all(address.startswith("https://arxiv.org/abs/") for address in outside), outside

@@ -23,6 +23,8 @@ RESULT: dict[str, type | tuple[type, ...]] = {
     "model": str,
     "accuracy": float,
     "loss": float,
+    "task": str,
+    "metrics": dict,
     "measured_on": str,
     "epsilon": float,
     "delta": float,

@@ -38,8 +38,9 @@ STATEMENTS = {
 }
 COMMANDS = [
     [],
-    *([name] for name in "train budget calibrate plan spectrum methods reproduce report".split()),
-    *([name] for name in "compare resume statement audit verify ledger".split()),
+    *([name] for name in "schema suggest train predict export budget calibrate plan".split()),
+    *([name] for name in "spectrum methods reproduce report compare resume statement".split()),
+    *([name] for name in "audit verify ledger".split()),
     ["ledger", "show"],
     ["ledger", "merge"],
 ]
@@ -60,7 +61,7 @@ def statement_of(name: str, folder: Path) -> str:
     text = "\n".join(texts)
     # Numbers first: their last digits follow the processor, and the next pattern takes long ones.
     text = re.sub(r"\d+\.\d{9,}", lambda match: f"{float(match[0]):.8g}", text)
-    for pattern in (r"[0-9a-f]{16,}", r"\d+\.\d+\.\d+(\+\w+)?", r"\d{4}-\d\d-\d\d[T ][\d:.+Z]*"):
+    for pattern in (r"[0-9a-f]{16,}", r"\d+\.\d+\.\d+(\+\w+)?", r"\d{4}-\d\d-\d\d[T\d:.+Z]*"):
         text = re.sub(pattern, "*", text)
     return text
 

@@ -28,6 +28,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from tests.support.leak_search import Secrets
+from tests.support.own_tables import rows, write_table
 from tests.support.program import run as run_program
 from vestige.lab import report
 from vestige.train import training
@@ -251,6 +252,7 @@ def test_no_artefact_of_a_run_holds_a_secret(
     assert secrets.sequences["lot"]
     names = {path.name for path in done.files()}
     assert {"config.json", "metrics.jsonl", "model.pt", "result.json"} | made <= names
+    assert {"model.json", "statement.json", "statement.md"} <= names
     assert {"checkpoint.pt", "ledger.jsonl"} <= names
     for path in done.files():
         assert secrets.found_in(path.read_bytes()) <= may_hold(path), path.name
@@ -301,6 +303,27 @@ def test_the_program_prints_no_secret(tmp_path: Path) -> None:
     for path in sorted(Path("run").rglob("*")):
         if path.is_file():
             assert secrets.found_in(path.read_bytes()) <= may_hold(path), path.name
+
+
+def test_a_run_on_somebodys_own_table_holds_no_cell_of_it(tmp_path: Path) -> None:
+    records = rows()
+    write_table(Path("t.csv"), records)
+    options = "--lot 8 --epochs 2 --accountant rdp --device cpu --evaluate-epsilon 1 --out run"
+    result = run_program(f"train --data t.csv {options}")
+    assert result.exit_code == 0, result.output
+    secrets = Secrets()
+    for name in ("age", "days"):
+        secrets.raw[name] = [str(row[name]).encode() for row in records]
+    assert secrets.found_in(Path("t.csv").read_bytes()) >= {"age", "days"}
+    assert secrets.found_in((result.stdout + result.stderr).encode()) == set()
+    names = {path.name for path in Path("run").iterdir()}
+    assert {"model.json", "report.html", "statement.html", "ledger.held-out.jsonl"} <= names
+    for path in sorted(Path("run").rglob("*")):
+        if path.is_file():
+            assert secrets.found_in(path.read_bytes()) == set(), path.name
+    # How many records are held out is as private as they are.
+    opened = json.loads(Path("run/ledger.held-out.jsonl").read_text().splitlines()[0])
+    assert opened["about"]["data"] == {"name": "t.csv", "part": "held-out"}
 
 
 # -- figures on training records ------------------------------------------------------------

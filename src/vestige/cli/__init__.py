@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 INTERRUPTED = 130
@@ -19,4 +20,8 @@ def main() -> None:
             f"vestige: error: the command needs {error.name}, which is not installed: "
             "pip install 'vestige-dp[cli]'"
         )
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that knows no UTF-8 gets a question mark for a letter that it lacks.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     app(prog_name="vestige")

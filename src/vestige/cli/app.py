@@ -21,7 +21,12 @@ from vestige.errors import StorageError, VestigeError
 # What each command is for; it is the function of that name in the module of that name. `--help`
 # reads this table alone, so no command makes another one slow to start.
 COMMANDS = {
+    "schema": "Draft the public schema of your own data: what it can hold, for you to declare.",
+    "suggest": "A first choice of lot, epochs, clip, rate and noise from public facts, with the "
+    "reasons.",
     "train": "Train a model privately and write a run folder with the weights and the result.",
+    "predict": "What the model of a run says about new records.",
+    "export": "The model of a run for other programs: torch.export, ONNX, the Hugging Face hub.",
     "budget": "What a run costs: epsilon of that many releases under every accountant.",
     "calibrate": "The noise multiplier that keeps a run within epsilon.",
     "plan": "Which noise accumulates least at an epsilon, what it gains and what it costs in "
@@ -46,7 +51,13 @@ EXTRAS = {
     "sklearn": "cli",
     "pooch": "cli",
     "matplotlib": "cli",
+    "markdown_it": "cli",
     "pandas": "lab",
+    "pyarrow": "data",
+    "PIL": "data",
+    "onnx": "export",
+    "onnxscript": "export",
+    "safetensors": "hf",
     "tensorboard": "tensorboard",
 }
 

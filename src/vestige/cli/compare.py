@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from vestige.checks import round_up
 from vestige.cli import INTERRUPTED
 from vestige.cli.options import Form, Json, options_of
 from vestige.cli.render import print_json, wide_console
+from vestige.cli.train import OWN_DATA
 from vestige.lab import comparison
-from vestige.train.config import TrainConfig
+from vestige.train.config import TrainConfig, check_out
 from vestige.train.training import Progress
 
-SHARED = "dataset model delta accountant lot epochs clip clipping lr device data_dir".split()
+SHARED = (
+    *"dataset target schema_file task model delta accountant lot epochs".split(),
+    *"clip clipping lr device data_dir".split(),
+)
 
 
 @options_of(
     TrainConfig,
     only=(*SHARED, "train_size", "test_size"),
     forms={
+        **OWN_DATA,
         "clip": Form(help="Clipping norm."),
         "lr": Form(help="One learning rate for all. Default: each method's own."),
     },
@@ -45,11 +49,25 @@ def compare(
         ),
     ] = False,
     seeds: Annotated[int, typer.Option(help="Runs of each method that are reported.")] = 5,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            help="A ledger file that every run is charged on. Default: ledger.jsonl in --out."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A new or empty folder for the report and its page.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run every method with every seed, and print the comparison."""
     names = tuple(name.strip() for name in methods.split(",") if name.strip())
-    study = comparison.Study(names, epsilon, base, match, tune, seeds)
+    if out is not None:
+        check_out(out, fresh=True)
+        ledger = ledger or out / "ledger.jsonl"
+    study = comparison.Study(names, epsilon, base, match, tune, seeds, ledger)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
     with Console(stderr=True).status("starting") as status:
 
         def tell(name: str, progress: Progress) -> None:
@@ -60,34 +78,13 @@ def compare(
     if as_json:
         print_json(report)
     else:
-        _print_comparison(report)
+        console = wide_console()
+        console.print(comparison.table(report).rich())
+        for sentence in comparison.words(report):
+            console.print(sentence, markup=False)
+    if out is not None:
+        for path in comparison.write(report, out):
+            typer.echo(f"wrote {path}", err=as_json)
     if report["interrupted"]:
         typer.echo("vestige: interrupted; the report is of the runs so far", err=True)
         raise typer.Exit(INTERRUPTED)
-
-
-def _print_comparison(report: dict[str, Any]) -> None:
-    table = Table(title=f"{report['dataset']}, {report['model']}: accuracy on the held-out split")
-    headings = ("method", "lr", "sigma", "epsilon", "accuracy", "95 % interval", "difference", "p")
-    for heading in (*headings, "p (Holm)"):
-        table.add_column(heading, no_wrap=True)
-    for line in report["methods"]:
-        accuracy, test = line["accuracy"], line["against_reference"] or {}
-        std = "" if accuracy["std"] is None else f" ± {accuracy['std']:.4f}"
-        low, noise = accuracy["low"], line["noise_multiplier"]
-        chances = [test.get(name) for name in ("p", "p_holm")]
-        table.add_row(
-            line["method"],
-            f"{line['lr']:g}",
-            f"{noise:.4g}" if isinstance(noise, int | float) else "a schedule",
-            round_up(line["epsilon"]),
-            f"{accuracy['mean']:.4f}{std}",
-            "" if low is None else f"[{low:.4f}, {accuracy['high']:.4f}]",
-            f"{test['difference']:+.4f}" if test else "",
-            *("" if p is None else f"{p:.3g}" for p in chances),
-        )
-    console = wide_console()
-    console.print(table)
-    console.print(f"p: paired t test against {report['reference']}", markup=False)
-    for sentence in comparison.words(report):
-        console.print(sentence, markup=False)

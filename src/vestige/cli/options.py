@@ -50,7 +50,7 @@ class Form:
     """How a field is written on the command line where that differs from the field itself.
 
     `parse` makes the field's value from what typer has read as `kind`. None leaves what the field
-    says. An `argument` has no name.
+    says. An `argument` has no name; several names of an option stand in one text.
     """
 
     kind: Any = None
@@ -108,7 +108,7 @@ def _parameter(name: str, field: FieldInfo, form: Form) -> inspect.Parameter:
     told: dict[str, Any] = {"help": form.help or field.description, "metavar": form.metavar}
     # A flag has no opposite: the default is what it would say.
     spelled = form.name or f"--{name.replace('_', '-')}"
-    info = typer.Argument(**told) if form.argument else typer.Option(spelled, **told)
+    info = typer.Argument(**told) if form.argument else typer.Option(*spelled.split(), **told)
     default: Any = inspect.Parameter.empty
     if not field.is_required():
         default = field.get_default(call_default_factory=True)

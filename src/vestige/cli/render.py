@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,13 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 from rich.table import Table
 
 from vestige.checks import printable, round_up
 from vestige.cli import INTERRUPTED
+from vestige.errors import ConfigError
+from vestige.files import write_whole
 from vestige.statement.escaping import in_terminal
+from vestige.statement.model import HTML_FILE
 
 if TYPE_CHECKING:
     from vestige.train.training import Progress
@@ -33,6 +43,8 @@ class Display:
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
         )
@@ -58,10 +70,11 @@ class Display:
         metrics = progress.metrics
         if metrics is None:
             return
-        figures = (
-            f"{_epsilon(metrics['epsilon'])}  loss {_loss(metrics['test_loss'])}  "
-            f"accuracy {metrics['test_accuracy']:.1%}"
-        )
+        figures = f"{_epsilon(metrics['epsilon'])}  loss {_loss(metrics['test_loss'])}  "
+        if metrics["test_accuracy"] is None:
+            figures += f"mean error {_loss(metrics.get('test_mae'))}"
+        else:
+            figures += f"accuracy {metrics['test_accuracy']:.1%}"
         if "train_loss_outside_guarantee" in metrics:
             loss = _loss(metrics["train_loss_outside_guarantee"])
             figures += f"  train loss {loss} (outside the guarantee)"
@@ -99,13 +112,32 @@ def print_run(result: dict[str, Any], as_json: bool, ledger: Path | None) -> Non
         raise typer.Exit(INTERRUPTED)
 
 
+def write_pages(folder: Path) -> None:
+    """The pages of a run folder: what it came to, and its statement, linked with each other."""
+    from vestige.lab import report
+    from vestige.statement import html, read
+
+    write_whole(folder / HTML_FILE, html(read(folder)))
+    with contextlib.suppress(ConfigError):  # without a line of metrics there is nothing to draw
+        report.write_run(folder)
+
+
 def print_result(result: Mapping[str, Any]) -> None:
     """What a training run came to."""
-    told = [
-        ("accuracy", f"{result['accuracy']:.2%}  on the held-out split"),
-        ("loss", _loss(result["loss"])),
-    ]
-    if "averaged_accuracy" in result:
+    own = "  (exact, not for publication)" if "not for publication" in result["measured_on"] else ""
+    told = [("loss", _loss(result["loss"]))]
+    if result["accuracy"] is not None:
+        told.insert(0, ("accuracy", f"{result['accuracy']:.2%}  on the held-out split{own}"))
+    for name in ("balanced_accuracy", "auc", "rmse", "mae"):
+        value = result["metrics"].get(name)
+        if value is not None and own:
+            told.append((name.replace("_", " "), f"{value:.4g}{own}"))
+    if "held_out_release" in result:
+        noisy = result["held_out_release"]
+        name = "mae" if "mae" in noisy else "accuracy"
+        cost = f"epsilon {round_up(noisy['epsilon'])} of the held-out records"
+        told.append((f"noisy {name}", f"{noisy[name]:.4g}  may be published ({cost})"))
+    if result.get("averaged_accuracy") is not None:
         told.append(("averaged", f"{result['averaged_accuracy']:.2%}  with averaged weights"))
     if "train_loss_outside_guarantee" in result:
         loss = _loss(result["train_loss_outside_guarantee"])

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from vestige.cli.options import Json
-from vestige.cli.render import Display, print_run
+from vestige.cli.render import Display, print_run, write_pages
 from vestige.train import training
+from vestige.train.run_folder import CHECKPOINT
 
 
 def resume(
@@ -21,9 +22,17 @@ def resume(
     ledger: Annotated[
         Path | None, typer.Option(help="The ledger file that the run shares with others.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The MODULE:factory of a model of your own.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Continue the run in a folder, and print the result."""
+    unfinished = (run / CHECKPOINT).exists()
     with Display(quiet=as_json) as display:
-        result = training.resume(run, progress=display, noise_seed=noise_seed, ledger=ledger)
+        result = training.resume(
+            run, progress=display, noise_seed=noise_seed, ledger=ledger, model=model
+        )
+    if unfinished:
+        write_pages(run)
     print_run(result, as_json, ledger)

@@ -4,38 +4,93 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from vestige.cli.options import Json
+from vestige.errors import ConfigError
 from vestige.files import write_whole
 
 
 def statement(
     run: Annotated[Path, typer.Argument(help="A run folder of vestige train.")],
     as_json: Json = False,
+    registry: Annotated[
+        bool,
+        typer.Option(
+            "--registry", help="As an entry for the registry of DP deployments (YAML, tier 3)."
+        ),
+    ] = False,
+    nist: Annotated[
+        bool, typer.Option("--nist", help="As a map to the questions of NIST SP 800-226.")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write to this file instead of the screen.")
+        Path | None,
+        typer.Option(help="Write to this file instead of the screen; NAME.html is a page."),
     ] = None,
     ledger: Annotated[
         Path | None,
         typer.Option(help="Of an unfinished run: the ledger file that it shares with others."),
     ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(help="Sign statement.json with this private Ed25519 key, into a .sig file."),
+    ] = None,
+    verify: Annotated[
+        Path | None,
+        typer.Option(help="Check the signature, and the weights, by this public Ed25519 key."),
+    ] = None,
 ) -> None:
-    """Print the statement of a run, or write it to a file."""
-    from vestige.statement import check, markdown, read
-
-    if (run / "checkpoint.pt").is_file():
-        # Of a run that was killed or interrupted: the ledger knows of more than an earlier page.
-        from vestige.train.unfinished import of_folder
-
-        found = of_folder(run, ledger)
-        check(found)
-    else:
-        found = read(run)
-    text = f"{json.dumps(found, indent=2, allow_nan=False)}\n" if as_json else markdown(found)
+    """Print the statement of a run, write it to a file, sign it or check its signature."""
+    if sum(map(bool, (as_json, registry, nist, sign, verify))) > 1:
+        raise ConfigError("give one of --json, --registry, --nist, --sign and --verify.")
+    if sign is not None or verify is not None:
+        _signature(run, sign, verify)
+        return
+    found = _found(run, ledger)
+    text = _text(found, as_json, registry, nist, page=out is not None and out.suffix == ".html")
     if out is None:
         typer.echo(text, nl=False)
     else:
         write_whole(out, text)
+
+
+def _found(run: Path, ledger: Path | None) -> dict[str, Any]:
+    from vestige.statement import check, read
+
+    if not (run / "checkpoint.pt").is_file():
+        return read(run)
+    # Of a run that was killed or interrupted: the ledger knows of more than an earlier page.
+    from vestige.train.unfinished import of_folder
+
+    found = of_folder(run, ledger)
+    check(found)
+    return found
+
+
+def _text(found: dict[str, Any], as_json: bool, registry: bool, nist: bool, page: bool) -> str:
+    from vestige.statement import html, markdown, nist_map
+    from vestige.statement.registry import entry, yaml
+
+    if as_json:
+        return f"{json.dumps(found, indent=2, allow_nan=False)}\n"
+    if registry:
+        return yaml(entry(found))
+    if nist:
+        return nist_map(found)
+    return html(found) if page else markdown(found)
+
+
+def _signature(run: Path, sign: Path | None, verify: Path | None) -> None:
+    from vestige.statement import signing
+
+    if (run / "checkpoint.pt").is_file():
+        raise ConfigError(f"the run in {str(run)!r} is not over: resume it first.")
+    if sign is not None:
+        typer.echo(f"wrote {signing.sign(run, sign)}")
+    elif verify is not None:
+        signing.verify(run, verify)
+        typer.echo(
+            "the signature fits: statement.json is as it was signed, and model.pt is its model"
+        )

@@ -6,12 +6,13 @@ import contextlib
 import importlib
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from vestige.cli.options import Form, Json, options_of
-from vestige.cli.render import Display, print_run
+from vestige.cli.render import Display, print_run, write_pages
 from vestige.errors import ConfigError
 from vestige.train import training
 from vestige.train.config import DATASETS, TrainConfig
@@ -53,12 +54,26 @@ def parse_clip(text: str) -> float | tuple[float, ...]:
     return bounds if len(bounds) > 1 else bounds[0]
 
 
+def parse_names(text: str | None) -> tuple[str, ...]:
+    """Names with commas."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+# How the fields about somebody's own data are written.
+OWN_DATA = {
+    "dataset": Form(name="--dataset --data"),
+    "target": Form(str | None, parse_names, metavar="COLUMN"),
+    "schema_file": Form(name="--schema"),
+}
+
+
 @options_of(
     TrainConfig,
     without=("group_noise_multiplier",),
     forms={
         "settings": Form(list[str] | None, parse_settings, name="--set", metavar="KEY=VALUE"),
         "clip": Form(str, parse_clip),
+        **OWN_DATA,
     },
 )
 def train(
@@ -91,4 +106,5 @@ def train(
                 listener(progress)
 
         result = training.train(config, progress=tell)
+    write_pages(Path(result["folder"]))
     print_run(result, as_json, config.ledger)

@@ -46,7 +46,7 @@ def caveats(run: Run, adjacency: str, inherited: int, things: Things) -> list[st
     if not plan.size_declared:
         sentences.append(
             f"the number of records, {plan.dataset_size}, is treated as public (it was not "
-            "declared as dataset_size=...)"
+            "declared as dataset_size=..., on the command line --dataset-size)"
         )
     return sentences + run.declared + run.losses.caveats + _lineage(run, inherited, things)
 

@@ -11,20 +11,25 @@ that are held out, for validation or as the test split, are outside of it.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vestige.checks import check_count, round_up
+from vestige.checks import check_count, finite, round_up
 from vestige.engine.ending import ending
 from vestige.errors import ConfigError
+from vestige.files import write_whole
+from vestige.lab import rendering
+from vestige.lab.report.downloads import download
 from vestige.lab.statistics import PairedTest, corrected, paired_test, summarise
 from vestige.methods import resolve
 from vestige.plan import common_adjacency
-from vestige.privacy import accounting
+from vestige.privacy import accounting, ledger_file
 from vestige.privacy.ledger import Event
+from vestige.statement.table import Table
 from vestige.train import training
 from vestige.train.config import TrainConfig
 from vestige.train.training import Progress
@@ -49,6 +54,7 @@ class Study:
     match: str = "epsilon"
     tune: bool = False
     seeds: int = 5
+    ledger: Path | None = None  # a file that every run is charged on before its noise is drawn
 
     def __post_init__(self) -> None:
         if len(self.methods) < 2 or len(set(self.methods)) != len(self.methods):
@@ -68,6 +74,11 @@ class Study:
         if self.tune and self.base.lr is not None:
             raise ConfigError(f"lr {self.base.lr} and tune are both given: give one of them.")
         self.base.changed(epsilon=self.epsilon)  # refuses a bad one
+        if self.base.dataset_size is not None:
+            raise ConfigError(
+                f"dataset_size {self.base.dataset_size} is for single runs: a comparison says how "
+                "many records it trains on."
+            )
 
     @property
     def reference(self) -> str:
@@ -128,11 +139,15 @@ class _Comparison:
         }
 
     def _load(self) -> Dataset:
-        from vestige.train import data
-
         base = self._study.base
         self._tell(f"loading {Path(base.dataset).name}", Progress("loading"))
-        return data.load(base.dataset, base.data_dir, base.train_size, base.test_size, _SPLIT_SEED)
+        whole = training.load_data(base, _SPLIT_SEED)
+        if whole.task == "regression":
+            raise ConfigError(
+                f"{Path(base.dataset).name} is for regression, and a comparison tests accuracies: "
+                "compare on classes, or train each method by itself."
+            )
+        return whole
 
     def _shared_noise(self, records: int) -> float:
         """The noise at which DP-SGD reaches the epsilon."""
@@ -177,14 +192,20 @@ class _Comparison:
         name = f"{method}, {role}, seed {seed}"
         name += f", lr {config.chosen_lr:g}" if role == "tuning" else ""
         session = training.prepare(config, dataset=dataset)
+        if self._study.ledger is not None:
+            session.engine.keep_ledger(self._study.ledger)
+        own: list[Event] = []
         try:
             result = session.run(lambda progress: self._tell(name, progress))
         finally:
             # Also of a run that broke off: with what it had released, and what it had planned.
-            self._events += session.engine.ledger.merged()
-            self._events += ending(session.engine._attached()).unmade
+            attached = session.engine._attached()
+            own += [*attached.door.own.merged(), *ending(attached).unmade]
+            self._events += own
         run = {"method": method, "role": role, "seed": seed, "lr": config.chosen_lr}
         run |= {name: result[name] for name in _KEPT}
+        # Of this run: the ledger may hold others, whose cost the study's own sum has.
+        run["epsilon"] = finite(accounting.epsilon(own, config.delta, config.accountant))
         self._runs.append(run)
         self._interrupted = result["interrupted"]
         return None if self._interrupted else run
@@ -228,14 +249,21 @@ class _Comparison:
         base = self._study.base
         exposed = [m for m in {run["method"] for run in self._runs} if not resolve(m).private]
         spent = accounting.epsilon(self._events, base.delta, base.accountant)
-        finite = math.isfinite(spent) and not exposed
+        finite_cost = math.isfinite(spent) and not exposed
         adjacencies = (resolve(run["method"]).adjacency for run in self._runs)
+        on_ledger = None
+        if self._study.ledger is not None and finite_cost:
+            everything = ledger_file.read(self._study.ledger).events
+            on_ledger = finite(accounting.epsilon(everything, base.delta, base.accountant))
         return {
-            "study_epsilon": spent if finite else None,
+            "study_epsilon": spent if finite_cost else None,
+            "ledger_epsilon": on_ledger,
             "study_runs": len(self._runs),
             "not_private": sorted(exposed),
             "guarantee": (
-                accounting.guarantee(spent, common_adjacency(adjacencies)) if finite else "none"
+                accounting.guarantee(spent, common_adjacency(adjacencies))
+                if finite_cost
+                else "none"
             ),
         }
 
@@ -263,6 +291,57 @@ def _split(whole: Dataset) -> tuple[Dataset, Dataset]:
     return final, tuning
 
 
+def table(report: dict[str, Any]) -> Table:
+    """The comparison as a table that fits into eighty characters."""
+    lines = []
+    for line in report["methods"]:
+        accuracy, test = line["accuracy"], line["against_reference"] or {}
+        low, noise = accuracy["low"], line["noise_multiplier"]
+        chances = [test.get(name) for name in ("p", "p_holm")]
+        lines.append(
+            [
+                line["method"],
+                f"{line['lr']:.3g}",
+                f"{noise:.3g}" if isinstance(noise, int | float) else "varies",
+                round_up(line["epsilon"]),
+                f"{accuracy['mean']:.3f}",
+                "" if low is None else f"{low:.3f} to {accuracy['high']:.3f}",
+                f"{test['difference']:+.3f}" if test else "",
+                *("" if p is None else f"{p:.2g}" for p in chances),
+            ]
+        )
+    headings = ("method", "lr", "sigma", "eps", "acc", "95 % interval", "diff", "p", "p (Holm)")
+    name = Path(report["dataset"]).name
+    return Table(headings, lines, f"{name}, {report['model']}: accuracy on the held-out split")
+
+
+def page(report: dict[str, Any]) -> str:
+    """The comparison as a page that loads nothing and runs no script."""
+    return rendering.html(
+        "comparison.html.j2",
+        kind="Vestige report: a comparison of methods",
+        title=f"{', '.join(line['method'] for line in report['methods'])}",
+        lead=f"{Path(report['dataset']).name}, {report['model']}, {report['study_runs']} runs",
+        parts={"table": "Accuracy", "cost": "What it costs", "numbers": "Numbers"},
+        table=table(report),
+        words=words(report),
+        files=[download("comparison.json", "the whole report", _json(report))],
+    )
+
+
+def _json(report: dict[str, Any]) -> bytes:
+    shown = report | {"dataset": Path(report["dataset"]).name}  # not where its file lay
+    return f"{json.dumps(shown, indent=2, allow_nan=False)}\n".encode()
+
+
+def write(report: dict[str, Any], folder: Path) -> list[Path]:
+    """The report in a folder: comparison.json and report.html."""
+    contents = {"comparison.json": _json(report), "report.html": page(report).encode()}
+    for name, content in contents.items():
+        write_whole(folder / name, content)
+    return [folder / name for name in contents]
+
+
 def words(report: dict[str, Any]) -> Sequence[str]:
     """What a reader of the table must know, in sentences."""
     runs, delta = report["study_runs"], report["delta"]
@@ -277,10 +356,19 @@ def words(report: dict[str, Any]) -> Sequence[str]:
             f"{cost}, delta {delta:g}); publishing one run's model alone still costs the "
             "whole study where results of the others were looked at."
         )
+    if report["ledger_epsilon"] is not None:
+        said.append(
+            f"Everything on the ledger, this study and what was there before, has epsilon "
+            f"{round_up(report['ledger_epsilon'])}."
+        )
     if report["validation_records"]:
         said.append(
             f"Learning rates were chosen on {report['validation_records']} training records that "
             "no run trained on; the guarantee does not cover them."
         )
-    said.append("Initial weights and splits are paired seed by seed; the noise is not.")
+    said.append("Accuracies are exact figures of held-out records, which no guarantee covers.")
+    said.append(
+        f"p: paired t test against {report['reference']}. Initial weights and splits are paired "
+        "seed by seed; the noise is not."
+    )
     return said

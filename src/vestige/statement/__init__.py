@@ -16,20 +16,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vestige.statement.claim import build, without
-    from vestige.statement.model import JSON_FILE, MARKDOWN_FILE, check, json_schema, read
-    from vestige.statement.words import markdown
+    from vestige.statement.model import (
+        HTML_FILE,
+        JSON_FILE,
+        MARKDOWN_FILE,
+        check,
+        json_schema,
+        read,
+    )
+    from vestige.statement.page import html
+    from vestige.statement.words import markdown, model_card, nist_map
 
 __all__ = [
+    "HTML_FILE",
     "JSON_FILE",
     "MARKDOWN_FILE",
     "build",
     "check",
+    "html",
     "json_schema",
     "markdown",
+    "model_card",
+    "nist_map",
     "read",
     "without",
 ]
-_HOMES = {"build": "claim", "without": "claim", "markdown": "words"}  # of the others: model
+# Of the others: model.
+_HOMES = dict.fromkeys(("markdown", "model_card", "nist_map"), "words") | {
+    "build": "claim",
+    "without": "claim",
+    "html": "page",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import platform
@@ -145,6 +146,13 @@ def _public_facts(run: Mapping[str, Any]) -> RunFacts:
             raise PrivacyError(
                 f"run facts hold {name!r}, which is a secret of the run: a statement is made to be "
                 "published. Leave it out."
+            )
+    for name in facts.keys() - RunFacts.model_fields:
+        near = difflib.get_close_matches(name, RunFacts.model_fields, n=1, cutoff=0.8)
+        if near:
+            raise ConfigError(
+                f"the run's fact {name} is not one that a statement knows: did you mean {near[0]}? "
+                "A fact of your own needs a name that is less like it."
             )
     if isinstance(facts.get("dataset"), str):
         facts["dataset"] = Path(facts["dataset"]).name  # not where its file lay

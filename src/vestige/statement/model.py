@@ -25,7 +25,7 @@ from pydantic_core import ErrorDetails
 
 from vestige.errors import ConfigError
 
-JSON_FILE, MARKDOWN_FILE = "statement.json", "statement.md"
+JSON_FILE, MARKDOWN_FILE, HTML_FILE = "statement.json", "statement.md", "statement.html"
 _LARGEST_FILE = 64 * 2**20  # bytes; a schedule of a million steps stays below
 _RUN_FILES = ("config.json", "result.json", "metrics.jsonl", "ledger.jsonl")
 _LONGEST_VALUE = 60  # characters of a wrong value that an error repeats
@@ -247,6 +247,10 @@ class Run(_Part):
     outside_guarantee: list[str] = []
     stopped_by: Free = None
     date: str = ""
+    weights_sha256: str = ""
+    held_out_release: Free = Field(
+        default=None, description="A figure of the held-out records with noise, and its cost."
+    )
 
 
 class RunFacts(Run):

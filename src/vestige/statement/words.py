@@ -7,6 +7,7 @@ down, so that no printed figure claims more than the JSON.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +43,40 @@ def markdown(statement: Mapping[str, Any]) -> str:
 
     Guarantee: nothing in the statement is obeyed: no HTML, no link, no heading or table of its own.
     """
-    page = _PAGE.get_template("statement.md.j2").render(statement)
+    return _page("statement.md.j2", statement)
+
+
+def nist_map(statement: Mapping[str, Any]) -> str:
+    """A map from the levels of NIST SP 800-226 to what a statement says, as Markdown."""
+    claim, noisy = statement["guarantee"], statement["run"].get("held_out_release")
+    figure = next((f"{n} {noisy[n]:.4g}" for n in ("accuracy", "mae") if noisy and n in noisy), "")
+    return _page(
+        "nist.md.j2",
+        statement,
+        answer=f"epsilon {_epsilon(claim['epsilon'])} at delta {claim['delta']:g}",
+        counts=", ".join(str(group["records"]) for group in statement["unit"]["groups"]),
+        utility=f"held-out {figure}, with noise" if figure else "no figure was released",
+        aside={row["what"]: row["text"] for row in statement["not_covered"]},
+    )
+
+
+def model_card(statement: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """The card of a model for the Hugging Face hub, with the guarantee in its front matter.
+
+    `model` is what model.json holds. Guarantee: the card is a function of both, so exact held-out
+    figures, which are in neither, are not in it.
+    """
+    run = {"held_out_release": None, "weights_sha256": ""} | statement["run"]
+    return _page("card.md.j2", dict(statement) | {"run": run}, model=model)
+
+
+def yaml_number(value: float | None) -> str:
+    """A number as YAML 1.1 reads it, where 1e-05 would be text."""
+    return re.sub(r"^(\d+)e", r"\1.0e", "null" if value is None else repr(float(value)))
+
+
+def _page(template: str, statement: Mapping[str, Any], **more: Any) -> str:
+    page = _PAGE.get_template(template).render(statement, **more)
     return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
 
 
@@ -111,4 +145,6 @@ _PAGE = _environment(
     down=partial(round_down, places=4),
     sentence=lambda text: f"{text[:1].upper()}{text[1:]}.",
     one_line=one_line,
+    number=lambda value: _Fit(yaml_number(None if value is None else digits_up(value, 6))),
+    tojson=lambda value: _Fit(json.dumps(one_line(value))),
 )

@@ -30,6 +30,7 @@ from vestige.privacy.options import (
     Options,
     Positive,
 )
+from vestige.train.schema import TASKS, Schema, is_own, read_schema
 
 if TYPE_CHECKING:
     from vestige.gradients.clipping import Clipping
@@ -46,7 +47,8 @@ DEFAULT_NOISE, DEFAULT_EPOCHS = 1.0, 30
 # The settings that config.json holds as they were given.
 _PUBLIC = {
     *"dataset method delta clip history_dtype averaging seed max_epsilon".split(),
-    *"ledger data_dir train_size test_size".split(),
+    *"ledger data_dir train_size test_size target task dataset_size tuning".split(),
+    *"schema_file evaluate_epsilon".split(),
 }
 
 
@@ -61,13 +63,29 @@ class TrainConfig(Options):
 
     dataset: str = Field(
         default="digits",
-        description=f"{', '.join(DATASETS)}, or the path of an .npz file with x_train, y_train, "
-        "x_test, y_test.",
+        description=f"{', '.join(DATASETS)}, or the path of your own: a CSV or parquet file, a "
+        "folder of images (FOLDER/CLASS/NAME.png), an .npz file with x_train, y_train, x_test, "
+        "y_test.",
     )
-    model: Annotated[str, OneOf(MODELS)] | None = Field(
+    target: tuple[str, ...] = Field(
+        default=(),
+        description="The column of your own table to predict; several with commas. Default: the "
+        "schema's.",
+    )
+    schema_file: File | None = Field(
         default=None,
-        description=f"{', '.join(MODELS)}. Default: mlp for digits and .npz files, cnn for the "
-        "others.",
+        description="The public schema of your own data. Default: NAME.schema.toml beside it; "
+        "vestige schema drafts one.",
+    )
+    task: Annotated[str, OneOf(TASKS)] | None = Field(
+        default=None,
+        description=f"What an .npz file is for: {', '.join(TASKS)}. Default: classification.",
+    )
+    model: str | None = Field(
+        default=None,
+        description=f"{', '.join(MODELS)}, or MODULE:factory of your own, called with the shape of "
+        "an input and the number of outputs. Default: mlp for digits, tables and .npz files, cnn "
+        "for images.",
     )
     method: str = Field(
         default="dp-sgd", description=f"The private training method: {', '.join(METHODS)}."
@@ -138,6 +156,20 @@ class TrainConfig(Options):
     test_size: Count | None = Field(
         default=None, description="Use the first N held-out records only."
     )
+    dataset_size: Count | None = Field(
+        default=None,
+        description="A public number of training records, where the true one is confidential.",
+    )
+    tuning: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Declare for the statement what was tried on the same data before.",
+    )
+    evaluate_epsilon: Positive | None = Field(
+        default=None,
+        description="Release the held-out accuracy with noise, at this epsilon for the held-out "
+        "records, so that it may be published.",
+    )
     train_loss: bool = Field(
         default=False, description="Record the training loss too: outside the guarantee."
     )
@@ -160,12 +192,24 @@ class TrainConfig(Options):
     @classmethod
     def _check_dataset(cls, dataset: str) -> str:
         path = Path(dataset)
-        if dataset not in DATASETS and not (os.access(path, os.R_OK) and path.is_file()):
+        if dataset not in DATASETS and not (
+            os.access(path, os.R_OK) and (path.is_file() or path.is_dir())
+        ):
             raise ConfigError(
-                f"dataset {dataset!r} is neither one of {', '.join(DATASETS)} nor an .npz file "
-                "that can be read: check the name or the path."
+                f"dataset {dataset!r} is neither one of {', '.join(DATASETS)} nor a file or "
+                "folder of your own that can be read: check the name or the path."
             )
         return dataset
+
+    @field_validator("model")
+    @classmethod
+    def _check_model(cls, model: str | None) -> str | None:
+        if model is not None and model not in MODELS and not re.fullmatch(r"[\w.]+:\w+", model):
+            raise ConfigError(
+                f"model {model!r} is unknown: choose one of {', '.join(MODELS)}, or name a "
+                "MODULE:factory of your own."
+            )
+        return model
 
     @field_validator("device")
     @classmethod
@@ -189,8 +233,9 @@ class TrainConfig(Options):
         """What no field can say alone."""
         _check_one_of(self, "epsilon", "noise_multiplier", "group_noise_multiplier")
         _check_one_of(self, "epochs", "steps")
-        if self.train_size is not None:
-            check_lot(self.chosen_lot, self.train_size)
+        if self.train_size is not None or self.dataset_size is not None:
+            check_lot(self.chosen_lot, self.dataset_size or self.train_size or 0)
+        self.schema_of_data()
         check_out(self.out if self.out is not None else Path("runs"), fresh=self.out is not None)
         method = methods.resolve(self.method, self.settings)  # loads its class, and torch
         if any(callable(value) for value in method.settings().values()):
@@ -200,10 +245,28 @@ class TrainConfig(Options):
             )
         return self
 
+    def schema_of_data(self) -> Schema | None:
+        """The public schema of a table or an image folder; None for other data."""
+        path = Path(self.dataset)
+        if self.dataset not in DATASETS and is_own(path):
+            if self.task is not None:
+                raise ConfigError(
+                    f"task {self.task!r} is for .npz files: of {path.name} the schema says it."
+                )
+            return read_schema(path, self.schema_file, self.target)
+        for name in ("target", "schema_file"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{name} {getattr(self, name)!s} is for tables and image folders, and "
+                    f"{path.name} is neither: leave it out."
+                )
+        return None
+
     @property
     def chosen_model(self) -> str:
-        """The model: by default mlp, for the benchmark sets of images cnn."""
-        return self.model or ("cnn" if self._is_benchmark else "mlp")
+        """The model: by default mlp, for the benchmark sets and folders of images cnn."""
+        images = self._is_benchmark or Path(self.dataset).is_dir()
+        return self.model or ("cnn" if images else "mlp")
 
     @property
     def chosen_lot(self) -> int:

@@ -11,6 +11,7 @@ import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from torch import Tensor
 
 from vestige.checks import check_count, is_whole
 from vestige.errors import ConfigError
+from vestige.train.array_targets import class_count, columns, labels_of, outputs, stated_classes
+from vestige.train.dataset import PLAIN, Dataset
 from vestige.train.download import ENTRIES, Arrays, fetch, not_installed
 
-# Labels read off a file beyond this are more likely identifiers than classes.
-_MOST_INFERRED_CLASSES, _MOST_CLASSES = 10_000, 10_000_000
+__all__ = ["DATASETS", "Dataset", "inputs", "load", "load_ranges", "read_npz"]
 
 
 @dataclass(frozen=True)
@@ -48,28 +50,6 @@ DATASETS = tuple(_KNOWN)
 """The names that ``load`` knows; anything else is taken as the path of an .npz file."""
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """A training and a held-out split in memory: float32 inputs, int64 labels 0 to classes - 1.
-
-    ``classes_inferred`` is True where the number of classes was read off the labels of a user's
-    file: it is then treated as public.
-    """
-
-    name: str
-    x_train: Tensor
-    y_train: Tensor
-    x_test: Tensor
-    y_test: Tensor
-    classes: int
-    classes_inferred: bool = False
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example: (channels, height, width) for images."""
-        return tuple(self.x_train.shape[1:])
-
-
 def load(
     name: str | Path,
     data_dir: str | Path | None = None,
@@ -77,6 +57,7 @@ def load(
     test_size: int | None = None,
     seed: int = 0,
     download: bool = True,
+    task: str = "classification",
 ) -> Dataset:
     """The dataset of that name, or the one in the .npz file at that path.
 
@@ -84,7 +65,7 @@ def load(
     environment variable VESTIGE_DATA names, then in the download cache; at last it is downloaded,
     unless ``download`` is False. ``train_size`` and ``test_size`` keep the first examples of each
     split. ``seed`` fixes the split of digits (80 to 20), the only set without an official one; the
-    split is public.
+    split is public. ``task`` says what the y of an .npz file are.
     """
     for option, size in (("train_size", train_size), ("test_size", test_size)):
         if size is not None:
@@ -97,9 +78,13 @@ def load(
         arrays = _known_arrays(str(name), seed, data_dir, download)
     else:
         arrays = read_npz(_user_file(name))
-    labels = {split: _labels(arrays, split) for split in ("train", "test")}
-    stated = facts.classes if facts else _stated_classes(arrays)
-    classes = _classes(labels, stated)
+    read = labels_of if task == "classification" else partial(columns, task=task)
+    labels = {split: read(arrays, split) for split in ("train", "test")}
+    stated = facts.classes if facts else stated_classes(arrays)
+    if task == "classification":
+        classes = class_count(labels, stated)
+    else:
+        classes = stated = outputs(labels)
     white = facts.white if facts else 255
     x_train, y_train = _first(arrays, labels["train"], "train", train_size, white)
     x_test, y_test = _first(arrays, labels["test"], "test", test_size, white)
@@ -114,7 +99,16 @@ def load(
             f"{tuple(x_train.shape[1:])}, but {name} is uint8 images of shape {facts.shape} "
             "(stored NHWC or NHW); for other data give the path of the .npz file as the dataset."
         )
-    return Dataset(str(name), x_train, y_train, x_test, y_test, classes, stated is None)
+    pixels = arrays["x_train"].dtype == np.uint8
+    return Dataset(
+        str(name),
+        *(x_train, y_train, x_test, y_test),
+        classes,
+        classes_inferred=stated is None,
+        task=task,
+        preprocessing={"kind": "pixels", "white": white} if pixels else PLAIN,
+        own=facts is None,
+    )
 
 
 def load_ranges(
@@ -140,13 +134,13 @@ def load_ranges(
 
     def part(split: str, span: tuple[int, int]) -> tuple[Tensor, Tensor]:
         first, end = span
-        y = _labels(arrays, split)
+        y = labels_of(arrays, split)
         if not 0 <= first < end <= len(y):
             raise ConfigError(
                 f"the examples {first} to {end} of {name} are asked for, but its {split} split "
                 f"holds {len(y)} examples; ask for fewer."
             )
-        return _inputs(arrays[f"x_{split}"][first:end], f"x_{split}", facts.white), y[first:end]
+        return inputs(arrays[f"x_{split}"][first:end], f"x_{split}", facts.white), y[first:end]
 
     x_train, y_train = part("train", train)
     x_other, y_other = part(other, held_out)
@@ -270,67 +264,16 @@ def _known_arrays(
             )
     if os.environ.get("VESTIGE_DATA"):
         folders.append(Path(os.environ["VESTIGE_DATA"]))
+        if not _holds(folders[-1].is_dir):
+            raise ConfigError(
+                f"VESTIGE_DATA is {str(folders[-1])!r}, which is no folder that can be read; name "
+                f"the folder that holds {name}.npz, or unset it."
+            )
     for folder in folders:
         path = folder / f"{name}.npz"
         if _holds(path.is_file):
             return read_npz(path, entries)
     return fetch(name, download)
-
-
-def _labels(arrays: Arrays, split: str) -> Tensor:
-    y = arrays[f"y_{split}"]
-    if y.ndim != 1 or y.dtype.kind not in "iub":
-        raise ConfigError(
-            f"y_{split} is {y.dtype} of shape {y.shape}; labels must be integers of shape "
-            "(examples,): convert with y.ravel().astype('int64')."
-        )
-    if not len(y):
-        raise ConfigError(f"y_{split} is empty; both splits need at least one example.")
-    # Before the cast to int64, where a large unsigned label would wrap around.
-    smallest, largest = int(y.min()), int(y.max())
-    if smallest < 0 or largest >= 2**31:
-        bad = smallest if smallest < 0 else largest
-        raise ConfigError(f"y_{split} holds the label {bad}; labels must be 0 to classes - 1.")
-    return torch.from_numpy(y.astype(np.int64))
-
-
-def _stated_classes(arrays: Arrays) -> int | None:
-    if "classes" not in arrays:
-        return None
-    entry = arrays["classes"]
-    if entry.size != 1 or entry.dtype.kind not in "iu":
-        raise ConfigError(
-            f"The entry classes is {entry.dtype} of shape {entry.shape}; it must be one integer: "
-            "write it with numpy.savez(path, classes=10, ...)."
-        )
-    stated = int(entry.item())
-    if stated > _MOST_CLASSES:
-        raise ConfigError(
-            f"The entry classes is {stated}; it must be at most {_MOST_CLASSES}, or the scores of "
-            "one example alone fill the memory."
-        )
-    return stated
-
-
-def _classes(labels: dict[str, Tensor], stated: int | None) -> int:
-    largest, split = max((int(y.max()), split) for split, y in labels.items())
-    classes = largest + 1 if stated is None else stated
-    if classes < 2:
-        raise ConfigError(
-            f"The number of classes is {classes}; a classifier needs at least 2. If the labels "
-            "hold one class only, state the number by an integer entry classes in the .npz."
-        )
-    if stated is None and classes > _MOST_INFERRED_CLASSES:
-        raise ConfigError(
-            f"y_{split} holds the label {largest}, which would mean {classes} classes; number the "
-            "classes from 0, or state their number by an integer entry classes in the .npz."
-        )
-    if largest >= classes:
-        raise ConfigError(
-            f"y_{split} holds the label {largest}, but there are {classes} classes; labels must be "
-            f"0 to {classes - 1}."
-        )
-    return classes
 
 
 def _first(
@@ -354,10 +297,11 @@ def _first(
             f"most {len(x)}."
         )
     # Cut before the conversion: float32 takes four times the room of the pixels.
-    return _inputs(x[:size], f"x_{split}", white), y[:size].clone()
+    return inputs(x[:size], f"x_{split}", white), y[:size].clone()
 
 
-def _inputs(x: NDArray[Any], entry: str, white: int) -> Tensor:
+def inputs(x: NDArray[Any], entry: str, white: int) -> Tensor:
+    """Inputs ready for a model: pixels scaled by ``white``, numbers as they are."""
     if x.dtype == np.uint8:
         pixels = torch.from_numpy(np.ascontiguousarray(_channels_first(x, entry)))
         return pixels.to(torch.float32).div_(white).sub_(0.5).div_(0.5)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -41,11 +42,16 @@ if TYPE_CHECKING:
     from vestige.train.data import Dataset
 
 HELD_OUT = "the held-out split, whose records the guarantee does not cover"
+OWN_HELD_OUT = (
+    "the held-out split of your own data: exact figures, which the guarantee does not cover and "
+    "which are not for publication (--evaluate-epsilon releases one with noise)"
+)
 
 # The settings that a result repeats.
 _REPEATED = "dataset model delta target_epsilon clip lr seed repeatable_noise max_epsilon".split()
 # How many rows go through a model at once: memory must not grow with the lot.
 ROWS_AT_ONCE = {"linear": 4096, "mlp": 4096, "cnn": 1024, "resnet18": 128}
+_ROWS_OF_OWN = 256  # of a model that is somebody's own
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,7 @@ class Session:
         from vestige.engine.privacy_engine import PrivacyEngine
 
         self.config, self.dataset, self.model = config, dataset, model
+        self.date = date.today().isoformat()  # before the first lot: later times follow lot sizes
         self.device, self.prepared, self.steps = device, prepared, prepared.steps
         self.train_data = dataset.x_train.to(device), dataset.y_train.to(device)
         self.test_data = dataset.x_test.to(device), dataset.y_test.to(device)
@@ -143,6 +150,7 @@ class Session:
             max_epsilon=config.max_epsilon,
             delta=config.delta,
             data_name=Path(config.dataset).name,
+            dataset_size=config.dataset_size,
         )
         self.lines: list[dict[str, Any]] = []
         self.noted: dict[str, Any] = {}  # diagnostics of the epoch under way, by name
@@ -212,7 +220,7 @@ class Session:
 
     def _epoch(self) -> Iterator[None]:
         """One pass over the loader; comes back after every release."""
-        from torch.nn.functional import cross_entropy
+        from vestige.train.tasks import losses
 
         engine = self.engine
         try:
@@ -221,7 +229,7 @@ class Session:
 
                 def closure(x: Tensor = x, y: Tensor = y) -> None:
                     self.optimizer.zero_grad()
-                    engine.backward(cross_entropy(self.model(x), y, reduction="none"))
+                    engine.backward(losses(self.dataset, self.model(x), y))
 
                 self.optimizer.step(closure)  # type: ignore[arg-type]
                 if engine.released > before:  # else the rest of this lot is still to come
@@ -231,22 +239,20 @@ class Session:
 
     def _measure(self) -> dict[str, Any]:
         """A line of metrics.jsonl, from the weights and the held-out split."""
-        loss, accuracy = self._evaluate(*self.test_data)
         line: dict[str, Any] = {
             "step": self.engine.released,
             "epoch": -(-self.engine.released // self.per_epoch),
             "epsilon": finite(self._live_epsilon()),
-            "test_loss": finite(loss),
-            "test_accuracy": accuracy,
+            **self._figures("test_"),
         }
         if self.config.averaging and self.engine.released:
             with self.averaged():
-                loss, accuracy = self._evaluate(*self.test_data)
-            line |= {"averaged_test_loss": finite(loss), "averaged_test_accuracy": accuracy}
+                line |= self._figures("averaged_test_")
         if self.noted:
             line["diagnostics"], self.noted = self.noted, {}
         if self.config.train_loss:
-            line["train_loss_outside_guarantee"] = finite(self._evaluate(*self.train_data)[0])
+            loss, _ = self._evaluate(*self.train_data)
+            line["train_loss_outside_guarantee"] = finite(loss)
         return line
 
     def _note(self, facts: Mapping[str, Any]) -> None:
@@ -273,21 +279,25 @@ class Session:
         point = [*spent, *events_ahead(run, lots)]
         return epsilon_on_the_way(spent, point, self.config.delta, self.engine.accountant)
 
-    def _evaluate(self, x: Tensor, y: Tensor) -> tuple[float, float]:
-        """Mean loss and accuracy."""
-        import torch
-        from torch.nn.functional import cross_entropy
+    def _figures(self, prefix: str) -> dict[str, Any]:
+        """Loss and accuracy on the held-out split; for regression the error beside it."""
+        from vestige.train.tasks import from_hits
 
-        rows = ROWS_AT_ONCE[self.config.chosen_model]
-        loss, right = 0.0, 0
-        self.model.eval()
-        with torch.no_grad():
-            for part, labels in zip(x.split(rows), y.split(rows), strict=True):
-                scores = self.model(part)
-                loss += float(cross_entropy(scores, labels, reduction="sum"))
-                right += int((scores.argmax(1) == labels).sum())
-        self.model.train()
-        return loss / len(y), right / len(y)
+        loss, share = self._evaluate(*self.test_data)
+        named = {"loss": loss, "accuracy": None} | from_hits(self.dataset, share)
+        return {f"{prefix}{n}": v if v is None else finite(v) for n, v in named.items()}
+
+    def held_out_scores(self) -> Tensor:
+        """The scores of the held-out split."""
+        from vestige.train.tasks import scores_of
+
+        return scores_of(self.model, self.test_data[0], _rows(self.config))
+
+    def _evaluate(self, x: Tensor, y: Tensor) -> tuple[float, float]:
+        """Mean loss, and how right the predictions are."""
+        from vestige.train.tasks import evaluated
+
+        return evaluated(self.dataset, self.model, (x, y), _rows(self.config))
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -301,6 +311,8 @@ class Session:
 
     def result(self, folder: str = "") -> dict[str, Any]:
         """What the run came to, as result.json has it."""
+        from vestige.train.metrics import measured
+
         plan, last = self.engine.plan, self.lines[-1] if self.lines else self._measure()
         end, spent = ending(self.engine._attached()), self.engine.ledger.merged()
         epsilon = end.epsilon(spent, self.config.delta, self.engine.accountant)
@@ -312,7 +324,9 @@ class Session:
             "beta": plan.beta,
             "accuracy": last["test_accuracy"],
             "loss": last["test_loss"],
-            "measured_on": HELD_OUT,
+            "task": self.dataset.task,
+            "metrics": measured(self.dataset, self.held_out_scores()),
+            "measured_on": OWN_HELD_OUT if self.dataset.own else HELD_OUT,
             "epsilon": finite(epsilon),
             "accountant": self.engine.accountant,
             "guarantee": accounting.guarantee(epsilon, self.engine.adjacency),
@@ -350,7 +364,7 @@ class Session:
                 f"the number of classes, {self.dataset.classes}, was read off the labels and is "
                 "treated as public (state it by an entry classes in the .npz)"
             )
-        if self.config.delta * len(self.dataset.x_train) > 1:
+        if self.config.delta * self.engine.plan.dataset_size > 1:
             caveats.append(
                 f"delta {self.config.delta:g} is above 1 / records: it allows a whole record to "
                 "be published; choose one well below"
@@ -372,7 +386,11 @@ def _noise_form(config: TrainConfig, noise: float, groups: tuple[str, ...]) -> d
 def _physical_rows(config: TrainConfig) -> int | None:
     """The rows that a model runs on at once; None where a method needs the lot in one piece."""
     looks = methods.resolve(config.method, config.settings).looks
-    return ROWS_AT_ONCE[config.chosen_model] if looks == 1 else None
+    return _rows(config) if looks == 1 else None
+
+
+def _rows(config: TrainConfig) -> int:
+    return ROWS_AT_ONCE.get(config.chosen_model, _ROWS_OF_OWN)
 
 
 def versions() -> dict[str, str]:

@@ -22,30 +22,66 @@ def build(
 ) -> nn.Module:
     """A fresh model of that name, on the CPU, for examples of ``input_shape`` (without the batch).
 
+    A name of the form MODULE:factory is somebody's own, looked for in the current folder first:
+    ``factory(input_shape, classes)`` returns a module with that many outputs.
+
     With a ``seed`` the initial weights depend on nothing else, and the global random state is left
     as it was. The seed is harmless to publish: the initial weights know nothing of the data.
     """
-    if name not in _BUILDERS:
-        raise ConfigError(f"Unknown model {name!r}; choose one of {', '.join(MODELS)}.")
+    if name not in _BUILDERS and not is_factory(name):
+        raise ConfigError(
+            f"Unknown model {name!r}; choose one of {', '.join(MODELS)}, or name a MODULE:factory "
+            "of your own."
+        )
     shape = tuple(input_shape)
     if not shape or not all(is_whole(n) and n >= 1 for n in shape):
         raise ConfigError(f"input_shape is {shape}; it must be whole numbers of at least 1.")
-    if not is_whole(classes) or classes < 2:
-        raise ConfigError(f"classes is {classes!r}; it must be a whole number of at least 2.")
+    if not is_whole(classes) or classes < 1:
+        raise ConfigError(f"classes is {classes!r}; it must be a whole number of at least 1.")
     if seed is not None and not (is_whole(seed) and 0 <= seed < 2**63):
         raise ConfigError(f"seed is {seed!r}; it must be a whole number from 0 to 2^63 - 1.")
     if name in _IMAGE_MODELS:
         _check_image(name, shape)
-    _check_size(name, shape, classes)
+    builder = _BUILDERS.get(name) or _factory(name)
+    if name in _BUILDERS:
+        _check_size(name, shape, classes)
 
     # On the CPU whatever the default device, so that a seed means the same weights everywhere.
     with torch.device("cpu"):
         if seed is None:
-            return _BUILDERS[name](shape, classes)
+            return builder(shape, classes)
         # torch.manual_seed would reseed the accelerators too, and devices=[] does not restore them.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            return _BUILDERS[name](shape, classes)
+            return builder(shape, classes)
+
+
+def is_factory(name: str) -> bool:
+    """Whether a name is that of somebody's own factory, MODULE:factory."""
+    return ":" in name
+
+
+def _factory(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
+    """Somebody's own factory, whose errors and whose result are answered in one line."""
+    from vestige.audit.verify.loading import attribute, one_line
+
+    factory = attribute(*name.split(":", 1))
+
+    def build(shape: tuple[int, ...], outputs: int) -> nn.Module:
+        try:
+            made = factory(shape, outputs)
+        except Exception as error:
+            raise ConfigError(
+                f"model {name!r} raised {type(error).__name__}: {one_line(error)}; it is called "
+                f"with the shape of an input, {shape}, and the number of outputs, {outputs}."
+            ) from error
+        if not isinstance(made, nn.Module):
+            raise ConfigError(
+                f"model {name!r} returned a {type(made).__name__}: return a torch.nn.Module."
+            )
+        return made
+
+    return build
 
 
 def _check_size(name: str, shape: tuple[int, ...], classes: int) -> None:

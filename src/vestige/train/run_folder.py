@@ -231,22 +231,39 @@ class RunWriter:
         """Write what a run leaves behind; the checkpoint of one that is over goes."""
         from vestige import statement
         from vestige.engine import checkpoint
+        from vestige.train.saved_model import MODEL_FILE, WEIGHTS_FILE, described, sha256
 
         session, folder = self._session, self._folder
-        folder.write("model.pt", self._weights())
+        weights = self._weights()
+        folder.write(WEIGHTS_FILE, weights)
+        described_model = described(session.dataset, session.config.chosen_model)
+        folder.write_json(MODEL_FILE, described_model)
         if session.config.averaging and self._engine.released:
             with session.averaged():
                 folder.write("model_averaged.pt", self._weights())
         result = session.result(str(folder.path))
-        stated = self._engine.statement(
-            session.config.delta, caveats=session.caveats(), **self._facts(result)
-        )
+        if session.config.evaluate_epsilon and session.over:
+            result["held_out_release"] = self._released_figure(session.config.evaluate_epsilon)
+        facts = self._facts(result) | {"weights_sha256": sha256(weights)}
+        stated = self._engine.statement(session.config.delta, caveats=session.caveats(), **facts)
         folder.write_json(statement.JSON_FILE, stated)
         folder.write(statement.MARKDOWN_FILE, statement.markdown(stated).encode())
         folder.write_json(RESULT, result)
         if session.over:
             checkpoint.remove(folder.path / CHECKPOINT)
         return result
+
+    def _released_figure(self, epsilon: float) -> dict[str, Any]:
+        """The held-out figure with noise, charged to the ledger of the held-out records."""
+        from vestige.train.evaluation import ledger_of_held_out, released_share
+        from vestige.train.tasks import from_hits, hits
+
+        session, config = self._session, self._session.config
+        right = hits(session.dataset, session.held_out_scores(), session.test_data[1])
+        ledger = ledger_of_held_out(config.ledger or self._folder.own(LEDGER))
+        about = {"name": Path(config.dataset).name, "part": "held-out"}
+        found = released_share(right, epsilon, config.delta, ledger, about, config.noise_seed)
+        return from_hits(session.dataset, found.pop("share")) | found
 
     def _facts(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """The public facts of the run that its statement names."""
@@ -255,11 +272,14 @@ class RunWriter:
             "classes": session.dataset.classes,
             "classes_inferred": session.dataset.classes_inferred,
             "planned_epsilon": finite(session.prepared.planned),
+            "date": session.date,
             "held_out": ["test_loss", "test_accuracy"],
             "outside_guarantee": (
                 ["train_loss_outside_guarantee"] if session.config.train_loss else []
             ),
         }
+        if session.config.tuning:
+            facts["tuning"] = session.config.tuning
         return facts | ({"stopped_by": "budget guard"} if session.budget_spent else {})
 
     def _weights(self) -> bytes:

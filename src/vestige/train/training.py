@@ -57,6 +57,7 @@ def resume(
     progress: Tell | None = None,
     noise_seed: int | None = None,
     ledger: Path | str | None = None,
+    model: str | None = None,
 ) -> dict[str, Any]:
     """Continue the run in `folder` from its last checkpoint; a finished run's result is returned.
 
@@ -64,7 +65,8 @@ def resume(
     compared with what was released; `noise_seed` is needed only where the secrets beside the
     checkpoint are gone. Otherwise lots and noise have a new key, and lost steps stay charged.
     `ledger` is the file that the run shares with others: a run folder is not believed when it names
-    files outside of itself.
+    files outside of itself, nor when it names code: `model` is the MODULE:factory of a model of
+    one's own.
 
     Guarantee: everything that was released before and is released now is in the ledger.
     """
@@ -95,6 +97,11 @@ def resume(
             "seed is gone: give the noise_seed that it was started with."
         )
     config, known = _restored(saved, noise_seed)
+    if ":" in config.chosen_model and model != config.chosen_model:
+        raise ConfigError(
+            f"the model of the run in {str(folder)!r} is made by {config.chosen_model!r}: if that "
+            f"is yours, name it with --model {config.chosen_model} (in Python, model=...)."
+        )
     path = run_ledger(folder, config.ledger, ledger)
     if ledger is not None:
         config = config.changed(ledger=path)
@@ -122,14 +129,12 @@ def prepare(
 
     from vestige.gradients.clipping import split_clipping
     from vestige.gradients.groups import partition
-    from vestige.train import data, models
+    from vestige.train import models
 
     device = _device(config.device)
     if dataset is None:
-        dataset = data.load(
-            config.dataset, config.data_dir, config.train_size, config.test_size, config.seed
-        )
-    records = len(dataset.x_train)
+        dataset = load_data(config, config.seed)
+    records = config.dataset_size or len(dataset.x_train)
     check_lot(config.chosen_lot, records)
     model = models.build(config.chosen_model, dataset.input_shape, dataset.classes, config.seed).to(
         device
@@ -141,8 +146,23 @@ def prepare(
         groups = partition(model, parts).names
         _check_bounds(config.clip, groups)
         tell(Progress("accounting"))
+        if config.evaluate_epsilon is not None:  # refused now rather than after the training
+            accounting.calibrate(config.evaluate_epsilon, config.delta, 1.0, 1)
         known = _accounted(config, records, groups)
     return Session(config, dataset, model, optimizer or method.make_optimizer, device, known)
+
+
+def load_data(config: TrainConfig, seed: int) -> Dataset:
+    """The data of a run; `seed` fixes a split that has no official one."""
+    from vestige.train import data, own_data
+
+    path, sizes = Path(config.dataset), (config.train_size, config.test_size)
+    schema = config.schema_of_data()
+    if schema is not None:
+        return own_data.load_own(path, schema, *sizes, seed)
+    return data.load(
+        config.dataset, config.data_dir, *sizes, seed, task=config.task or "classification"
+    )
 
 
 def _accounted(config: TrainConfig, records: int, groups: tuple[str, ...]) -> Prepared:

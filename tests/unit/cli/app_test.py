@@ -32,7 +32,7 @@ def test_version_and_help() -> None:
             "dataset model method set epsilon noise-multiplier delta accountant lot epochs steps "
             "clip clipping history-dtype averaging lr seed noise-seed device data-dir "
             "train-size test-size train-loss tensorboard max-epsilon checkpoint-every ledger out "
-            "json",
+            "json data target schema task dataset-size tuning evaluate-epsilon",
         ),
         (
             "budget",

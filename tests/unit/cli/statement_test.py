@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
-from tests.support.program import run
+from tests.support.program import TINY, check_refused, run
 from tests.support.statements import whole
 from vestige import statement
 
@@ -104,3 +105,28 @@ def test_reading_and_printing_need_no_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_statement_is_signed_checked_and_written_in_its_other_forms() -> None:
+    assert run(f"{TINY} --out run").exit_code == 0
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", "key.pem"], check=True)
+    subprocess.run(["openssl", "pkey", "-in", "key.pem", "-pubout", "-out", "pub.pem"], check=True)
+    assert run("statement run --sign key.pem").stdout == "wrote run/statement.json.sig\n"
+    assert "the signature fits" in run("statement run --verify pub.pem").stdout
+    # What another program checks: the bytes of the file, and a signature in base64.
+    signature = base64.b64decode(Path("run/statement.json.sig").read_bytes())
+    Path("raw.sig").write_bytes(signature)
+    subprocess.run(
+        "openssl pkeyutl -verify -pubin -inkey pub.pem -rawin -in run/statement.json "
+        "-sigfile raw.sig".split(),
+        check=True,
+    )
+    assert "tier: 3" in run("statement run --registry").stdout
+    assert "| top | privacy parameters | guarantee, curve | epsilon " in (
+        run("statement run --nist").stdout
+    )
+    assert run("statement run --out page.html").exit_code == 0
+    assert Path("page.html").read_text().startswith("<!DOCTYPE html>")
+    check_refused(run("statement run --registry --nist"), "give one of --json")
+    check_refused(run("statement run --verify key.pem"), "is no public key")

@@ -233,8 +233,8 @@ def test_ctrl_c_before_training_writes_nothing(
 
 BAD_TRAINING = [
     ("--dataset nope", "dataset 'nope' is neither one of digits"),
-    ("--dataset missing.npz", "nor an .npz file that can be read"),
-    ("--dataset folder", "nor an .npz file that can be read"),
+    ("--dataset missing.npz", "nor a file or folder of your own"),
+    ("--dataset folder", "has no public schema"),
     ("--dataset text.npz", "text.npz is not an .npz file"),
     ("--dataset short.npz", "short.npz has no y_train"),
     ("--dataset mnist --data-dir missing", "data_dir 'missing' is no folder"),

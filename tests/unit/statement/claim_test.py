@@ -264,3 +264,10 @@ def test_a_file_whose_name_is_no_text_has_a_statement() -> None:
 def test_the_parameters_of_build_are_the_fields_of_a_claim() -> None:
     with pytest.raises(TypeError, match="relesed"):
         made(relesed=3)
+
+
+def test_a_misspelt_fact_is_told_its_nearest() -> None:
+    engine, *_ = small_runs.private("dp-sgd", steps=1)
+    with pytest.raises(ConfigError, match=r"fact tunning is not one .* did you mean tuning\?"):
+        engine.statement(1e-3, tunning="none was done.")
+    assert engine.statement(1e-3, hospital="a")["run"]["hospital"] == "a"

@@ -33,9 +33,9 @@ def test_names_are_those_of_the_rooms_that_need_torch() -> None:
     ("changes", "message"),
     [
         ({"dataset": "nope"}, "dataset 'nope' is neither"),
-        ({"dataset": "no/such.npz"}, "nor an .npz file that can be read"),
-        ({"dataset": "."}, "nor an .npz file that can be read"),
-        ({"dataset": "a" * 300}, "nor an .npz file that can be read"),
+        ({"dataset": "no/such.npz"}, "nor a file or folder of your own"),
+        ({"dataset": "."}, "has no public schema"),
+        ({"dataset": "a" * 300}, "nor a file or folder of your own"),
         ({"model": "vgg"}, "model 'vgg' is unknown"),
         ({"method": "sgd"}, "method='sgd' is unknown"),
         ({"settings": {"beta": 0.9}}, "no setting 'beta'"),

@@ -287,7 +287,10 @@ def full(value: float, dtype: str = "float32") -> np.ndarray:
         ({"y_train": np.array([0, 1, -1, 0, 1, 2])}, "y_train holds the label -1"),
         ({"y_train": np.full(6, 2**63, "uint64")}, f"y_train holds the label {2**63}"),
         ({"y_train": np.full(6, 123_456)}, "123457 classes; number the classes from 0"),
-        ({"y_train": np.zeros((6, 1), int)}, r"shape \(6, 1\); .*y\.ravel"),
+        ({"y_train": np.zeros((6, 1), int)}, r"shape \(6, 1\); .*take the one column"),
+        ({"y_train": np.zeros((6, 2), int)}, r"shape \(6, 2\); .*--task multi-label"),
+        ({"y_train": np.linspace(0, 1, 6)}, r"float64 .*--task regression"),
+        ({"y_train": np.array(["a"] * 6)}, r"by a public list of their names"),
         ({"y_train": np.zeros(6)}, "y_train is float64"),
         ({"x_train": np.zeros((0, 5)), "y_train": np.zeros(0, int)}, "y_train is empty"),
         ({"y_train": np.zeros(6, int), "y_test": np.zeros(4, int)}, "classes is 1; .*at least 2"),
@@ -396,3 +399,9 @@ def test_damaged_arrays_load_or_are_refused(tmp_path: Path) -> None:
             continue
         assert int(loaded.y_train.max()) < loaded.classes
         assert loaded.x_train.isfinite().all()
+
+
+def test_a_wrong_vestige_data_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VESTIGE_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"VESTIGE_DATA is .*nowhere.*mnist\.npz"):
+        load("mnist")

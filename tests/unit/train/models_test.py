@@ -187,7 +187,7 @@ def test_bad_shapes_are_refused(shape: Any) -> None:
         build("mlp", shape, 10)
 
 
-@pytest.mark.parametrize("classes", [1, 0, -3, 2.0, True, None])
+@pytest.mark.parametrize("classes", [0, -3, 2.0, True, None])
 def test_bad_classes_are_refused(classes: Any) -> None:
     with pytest.raises(ConfigError, match="classes is"):
         build("mlp", (4,), classes)

@@ -42,6 +42,7 @@ def test_the_run_folder_holds_these_files_with_these_fields() -> None:
         "config.json",
         "ledger.jsonl",
         "metrics.jsonl",
+        "model.json",
         "model.pt",
         "result.json",
         "statement.json",

@@ -19,12 +19,12 @@ def load(target: str) -> Method:
     The module is looked for in the current folder first. The factory is a function without
     arguments that returns a Method or a subclass of it, or such a subclass itself.
     """
-    module_name, colon, attribute = target.partition(":")
-    if not colon or not module_name or not attribute:
+    module_name, colon, name = target.partition(":")
+    if not colon or not module_name or not name:
         raise ConfigError(
             f"{target!r} is not of the form MODULE:factory: for example my_methods:MyMethod."
         )
-    made: Any = _attribute(module_name, attribute)
+    made: Any = attribute(module_name, name)
     if not isinstance(made, Method):
         if not callable(made):
             raise ConfigError(
@@ -42,7 +42,8 @@ def load(target: str) -> Method:
     return made
 
 
-def _attribute(module_name: str, attribute: str) -> Any:
+def attribute(module_name: str, name: str) -> Any:
+    """What a module defines under that name; the current folder is searched first."""
     try:
         with _current_folder_first():
             module = importlib.import_module(module_name)
@@ -56,9 +57,9 @@ def _attribute(module_name: str, attribute: str) -> Any:
     except Exception as error:
         why = f"{type(error).__name__}: {one_line(error)}"
         raise ConfigError(f"module {module_name!r} could not be imported: {why}") from error
-    if not hasattr(module, attribute):
-        raise ConfigError(f"module {module_name!r} has no {attribute!r}: name what it defines.")
-    return getattr(module, attribute)
+    if not hasattr(module, name):
+        raise ConfigError(f"module {module_name!r} has no {name!r}: name what it defines.")
+    return getattr(module, name)
 
 
 def _called(target: str, factory: Callable[[], Any]) -> Any:

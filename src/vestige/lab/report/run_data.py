@@ -25,7 +25,7 @@ class _Result(Checked):
     method: Any
     dataset: Any
     model: Any
-    accuracy: Finite
+    accuracy: Finite | None
     epsilon: Any
     delta: Finite
     guarantee: Any

@@ -17,12 +17,20 @@ from vestige.lab.spectrum_report import Layer, layer_table
 from vestige.methods import METHODS
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
+from vestige.statement.model import HTML_FILE
+from vestige.statement.table import Table
 
 Pairs = list[tuple[str, str]]
 _PLACES = ("folder", "data_dir")  # where the files lay is not told
 _ACCURACIES = {
     "accuracy": "held-out accuracy",
     "averaged_accuracy": "with averaged weights",
+}
+_FIGURES = {
+    "balanced_accuracy": "held-out balanced accuracy",
+    "auc": "held-out AUC",
+    "rmse": "held-out RMSE",
+    "mae": "held-out mean absolute error",
 }
 _NAMES = {
     "model": "model",
@@ -53,7 +61,15 @@ def run_page(run: Run, plots: Mapping[str, Plot], layers: Sequence[Layer]) -> st
     method = METHODS.get(str(result["method"]))
     summary = method.summary[:1].upper() + method.summary[1:] if method else ""
     measured = [
-        (label, f"{result[name]:.2%}") for name, label in _ACCURACIES.items() if name in result
+        (label, f"{result[name]:.2%}")
+        for name, label in _ACCURACIES.items()
+        if result.get(name) is not None
+    ]
+    figures = result.get("metrics") or {}
+    measured += [
+        (label, wording.number(figures[name], ".4g"))
+        for name, label in _FIGURES.items()
+        if figures.get(name) is not None
     ]
     steps = "1 step" if result["steps"] == 1 else f"{result['steps']:,} steps"
     finite = result["epsilon"] is not None and result["guarantee"] != "none"
@@ -81,6 +97,9 @@ def run_page(run: Run, plots: Mapping[str, Plot], layers: Sequence[Layer]) -> st
         settings=_settings(run),
         method_settings=[(n, wording.value(v)) for n, v in (result.get("settings") or {}).items()],
         tiles=[*measured, ("held-out loss", wording.number(result.get("loss"), ".4f"))],
+        measured_on=str(result.get("measured_on") or ""),
+        matrix=_confusion(figures.get("confusion_matrix")),
+        statement=HTML_FILE if (run.folder / HTML_FILE).is_file() else None,
         plots=plots,
         layers=layer_table(layers, caption) if layers else None,
         files=_files(run),
@@ -88,6 +107,16 @@ def run_page(run: Run, plots: Mapping[str, Plot], layers: Sequence[Layer]) -> st
         made_by=f"vestige report {run.folder.absolute().parent.name}/{run.name}",
         versions=list((result.get("versions") or {}).items()),
     )
+
+
+def _confusion(matrix: Any) -> Table | None:
+    """Which classes were taken for which, where there are few enough to read."""
+    if not isinstance(matrix, list) or len(matrix) > 10:
+        return None
+    names = [str(place) for place in range(len(matrix))]
+    lines = [[name, *map(str, row)] for name, row in zip(names, matrix, strict=True)]
+    caption = "Held-out records by class (lines) and predicted class (columns)"
+    return Table(["class", *names], lines, caption)
 
 
 def _dataset(result: Mapping[str, Any]) -> str:

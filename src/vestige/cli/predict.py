@@ -1,0 +1,62 @@
+"""`vestige predict`: what the model of a run says about new records."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vestige.cli.options import Json
+from vestige.cli.render import print_json
+from vestige.files import write_whole
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Records like the training data: a table, images, or an .npz file."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Write to this CSV file instead of the screen.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The MODULE:factory of a model of your own.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """One line for each record: the prediction, and the probability of each class."""
+    from vestige.train.saved_model import load
+
+    found = load(run, model).predict(data)
+    if as_json and out is None:
+        print_json({"predictions": found})
+        return
+    text = _csv(found)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        write_whole(out, text)
+        typer.echo(f"wrote {out}: {len(found)} predictions")
+
+
+def _csv(found: list[dict[str, Any]]) -> str:
+    """The predictions as a table."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    for number, one in enumerate(found):
+        said, chances = one["prediction"], one.get("probabilities", {})
+        if isinstance(said, dict):  # regression: one column for each target
+            cells = {name: f"{value:.6g}" for name, value in said.items()}
+        else:
+            cells = {"prediction": " ".join(said) if isinstance(said, list) else said}
+        cells |= {f"p({name})": f"{chance:.4f}" for name, chance in chances.items()}
+        if not number:
+            writer.writerow(cells)
+        writer.writerow(cells.values())
+    return buffer.getvalue()

@@ -1,0 +1,81 @@
+"""One figure of the held-out records, released with noise and charged to a ledger of their own.
+
+A record adds (h, 1 - h) to a pair of sums, where h from 0 to 1 says how right its prediction is.
+Its norm is at most 1, since h^2 + (1 - h)^2 <= 1, so adding or removing one record moves the pair
+by at most 1 in the Euclidean norm. The pair goes through the door like any other sum, clipped to 1,
+at sampling rate 1, and the figure is the first part over the whole: post-processing. The number of
+held-out records stays as private as they are.
+
+Guarantee: (epsilon, delta)-differential privacy for adding or removing one held-out record; the
+ledger is charged before the noise is drawn.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vestige.checks import finite
+from vestige.gradients.groups import Groups, Slot
+from vestige.plan import ADJACENCY
+from vestige.privacy import accounting
+from vestige.privacy.ledger import Facts, Ledger
+from vestige.privacy.ledger_file import LedgerFile, common_data
+from vestige.privacy.noise_scales import NoiseScale
+from vestige.release.door import ClippedSum, Door
+from vestige.sampling.streams import Randomness
+
+
+def ledger_of_held_out(ledger: Path) -> Path:
+    """The ledger of the held-out records, beside that of the training records."""
+    return ledger.with_name(f"{ledger.stem}.held-out{ledger.suffix}")
+
+
+def released_share(
+    hits: Tensor, epsilon: float, delta: float, path: Path, about: dict[str, Any], seed: int | None
+) -> dict[str, Any]:
+    """The noisy mean of `hits`, with what it cost and what the ledger at `path` holds in all.
+
+    `about` names the data, which must be that of the ledger. With a `seed` the noise is repeatable.
+    """
+    noise = accounting.calibrate(epsilon, delta, 1.0, 1).noise_multiplier
+    facts = Facts(ADJACENCY, test_mode=seed is not None)
+    run = secrets.token_hex(8)
+    randomness = Randomness(seed)
+    # Test mode has one key for the run: another address than that of its training noise.
+    randomness.relabel = lambda purpose: b"held-out " + purpose
+    slot = Slot("held-out", nn.Parameter(torch.zeros(2)), 0, 0)
+    ledger = Ledger()
+    door = Door(
+        Groups(("held-out",), (slot,)),
+        NoiseScale.shared(noise),
+        randomness,
+        ledger,
+        run=run,
+        facts=facts,
+    )
+    hits = hits.double().cpu().nan_to_num(0.0).clamp(0, 1)
+    pair = torch.stack([hits.sum(), (1 - hits).sum()])
+    file = LedgerFile(path)
+    try:
+        told = {"data": about, "method": "held-out figure", "adjacency": ADJACENCY}
+        common_data([*(r.about for r in file.content.runs.values()), told])
+        door.account = file.account(run, told | {"test_mode": facts.test_mode}, block=1)
+        ledger.keep_in(file)
+        right, wrong = door.release(ClippedSum(pair, (1.0,)), 1.0).values.tolist()
+        spent = accounting.epsilon(ledger.merged(), delta)
+    finally:
+        file.close()
+    share = min(max(right / max(right + wrong, 1.0), 0.0), 1.0)
+    return {
+        "share": share,
+        "epsilon": accounting.epsilon(door.own.events, delta),
+        "epsilon_of_ledger": finite(spent),
+        "delta": delta,
+        "noise_std": noise,
+        "adjacency": ADJACENCY,
+    }

@@ -1,0 +1,172 @@
+"""Records in a table: read from CSV or parquet, and made into numbers by a public schema.
+
+Guarantee: every row becomes numbers by itself, by declared ranges and categories alone, and goes to
+the training or the held-out split by a hash of itself: another record more or less moves nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vestige.errors import ConfigError
+from vestige.train.schema import Column, Schema
+
+Table = Mapping[str, Sequence[Any]]
+
+
+def read_table(path: Path) -> dict[str, Sequence[Any]]:
+    """The columns of a CSV or parquet file by name; ConfigError where it cannot be read."""
+    try:
+        if path.suffix.lower() == ".parquet":
+            return _read_parquet(path)
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            head = file.readline()
+            delimiter = max(",;\t", key=head.count)
+            names = next(csv.reader([head], delimiter=delimiter), [])
+            rows = list(csv.reader(file, delimiter=delimiter))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): give a CSV file in UTF-8.") from error
+    names = [name.strip() for name in names]
+    if not all(names) or len(set(names)) < len(names):
+        raise ConfigError(
+            f"the first line of {path} must name every column once: it has an empty name or one "
+            "twice."
+        )
+    rows = [row for row in rows if row]
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(names):
+            raise ConfigError(
+                f"line {number} of {path} has {len(row)} cells and the first line {len(names)}: "
+                "mend the file."
+            )
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+
+def _read_parquet(path: Path) -> dict[str, Sequence[Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{path.name} needs pyarrow, which is not installed: pip install 'vestige-dp[data]', "
+            "or give the data as CSV."
+        ) from error
+    try:
+        columns: dict[str, Sequence[Any]] = parquet.read_table(path).to_pydict()
+        return columns
+    except ArrowException as error:
+        raise ConfigError(f"{path} cannot be read ({error}): give a parquet file.") from error
+
+
+def kinds(table: Table) -> dict[str, str]:
+    """Which columns hold numbers and which categories, for a draft that a person checks."""
+    return {
+        name: "number" if all(_number(v) is not None or _empty(v) for v in values) else "category"
+        for name, values in table.items()
+    }
+
+
+def encode(schema: Schema, table: Table) -> NDArray[np.float32]:
+    """The inputs of a model: one number for a number, one for each category and one for others."""
+    parts = [_encoded(schema.columns[name], _values(table, name)) for name in schema.features]
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def width(schema: Schema) -> int:
+    """How many numbers `encode` makes of a record."""
+    columns = [schema.columns[name] for name in schema.features]
+    return sum(1 if c.kind == "number" else len(c.categories) + 1 for c in columns)
+
+
+def targets(schema: Schema, table: Table) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """What is to be predicted, and which rows have it.
+
+    Regression: scaled to -1 ... 1. Multi-label: 0 for the first category, 1 for the second.
+    """
+    numbers = []
+    for name in schema.target:
+        column, values = schema.columns[name], _values(table, name)
+        if column.kind == "number":
+            scaled = [math.nan if _number(v) is None else _scaled(column, v) for v in values]
+            numbers.append(np.array(scaled, dtype=np.float64))
+        else:
+            places = {category: place for place, category in enumerate(column.categories)}
+            found = [places.get(_text(v), math.nan) for v in values]
+            numbers.append(np.array(found, dtype=np.float64))
+    y = np.stack(numbers, axis=1)
+    known: NDArray[np.bool_] = np.isfinite(y).all(axis=1)  # type: ignore[assignment]
+    if schema.unknown == "refuse" and not known.all():
+        row = int(np.flatnonzero(~known)[0])
+        raise ConfigError(
+            f"record {row + 1} has no known {' or '.join(schema.target)}: declare its category in "
+            'the schema, or leave such records out with unknown = "drop".'
+        )
+    if schema.task == "classification":
+        return np.where(known, y[:, 0], 0).astype(np.int64), known
+    return np.where(known[:, None], y, 0).astype(np.float32), known
+
+
+def in_held_out(records: Iterable[bytes], share: float, seed: int) -> NDArray[np.bool_]:
+    """Which records no run trains on: by a hash of each record and the public seed."""
+    salt = seed.to_bytes(8, "big")
+    places = (hashlib.blake2b(record, digest_size=8, salt=salt).digest() for record in records)
+    return np.array([int.from_bytes(place, "big") < share * 2**64 for place in places], dtype=bool)
+
+
+def row_bytes(schema: Schema, table: Table) -> Iterable[bytes]:
+    """Each row as bytes: its cells in the columns of the schema."""
+    columns = [_values(table, name) for name in schema.columns]
+    return ("\x1f".join(map(_text, row)).encode() for row in zip(*columns, strict=True))
+
+
+def _values(table: Table, name: str) -> Sequence[Any]:
+    if name not in table:
+        raise ConfigError(
+            f"there is no column {name!r} in the data: it has {', '.join(map(str, table))}."
+        )
+    return table[name]
+
+
+def _encoded(column: Column, values: Sequence[Any]) -> NDArray[np.float64]:
+    if column.kind == "number":
+        scaled = np.array([_scaled(column, value) for value in values], dtype=np.float64)
+        return scaled[:, None]
+    places = {category: place for place, category in enumerate(column.categories)}
+    found = [places.get(_text(value), len(places)) for value in values]
+    return np.eye(len(places) + 1)[np.array(found, dtype=np.int64)]
+
+
+def _scaled(column: Column, value: Any) -> float:
+    """A value clipped to the declared range and scaled to -1 ... 1; 0 is the middle."""
+    low, high = column.range
+    number = _number(value)
+    if number is None:
+        number = (low + high) / 2 if column.missing is None else column.missing
+    return 2 * (min(max(number, low), high) - low) / (high - low) - 1
+
+
+def _number(value: Any) -> float | None:
+    """The number that a cell holds; None for text, an empty cell and what is not finite."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _empty(value: Any) -> bool:
+    return value is None or not str(value).strip()
+
+
+def _text(value: Any) -> str:
+    """A cell as the text that categories are declared by: 1.0 is "1"."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return "" if value is None else str(value).strip()

@@ -1,0 +1,78 @@
+"""`vestige predict`, and a run on somebody's own table from the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.own_tables import rows, write_table
+from tests.support.program import check_refused, plain, run, run_json
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
+TRAIN = "train --data t.csv --lot 8 --steps 3 --accountant rdp --device cpu --out run"
+
+
+def test_from_a_table_to_predictions() -> None:
+    write_table(Path("t.csv"))
+    result = run(f"{TRAIN} --target ill --evaluate-epsilon 2 --dataset-size 60")
+    assert result.exit_code == 0, result.output
+    text = plain(result.stdout)
+    assert "(exact, not for publication)" in text and "may be published" in text
+    names = {path.name for path in Path("run").iterdir()}
+    assert {"model.pt", "model.json", "report.html", "statement.html", "statement.md"} <= names
+    assert 'href="statement.html"' in Path("run/report.html").read_text()
+    stated = json.loads(Path("run/statement.json").read_text())
+    assert (stated["sampler"]["records"], stated["sampler"]["records_declared"]) == (60, True)
+    told = json.loads(Path("run/result.json").read_text())
+    assert told["held_out_release"]["accuracy"] == stated["run"]["held_out_release"]["accuracy"]
+    assert "held_out_release" in Path("run/statement.json").read_text()
+    # The exact figures stay out of what is signed.
+    for exact in (told["accuracy"], told["metrics"]["balanced_accuracy"], told["loss"]):
+        assert str(exact) not in Path("run/statement.json").read_text()
+
+    predicted = run("predict run t.csv")
+    lines = list(csv.DictReader(predicted.stdout.splitlines()))
+    assert len(lines) == len(rows())
+    assert set(lines[0]) == {"prediction", "p(no)", "p(yes)"}
+    assert run_json("predict run t.csv")["predictions"][0]["prediction"] == lines[0]["prediction"]
+    assert "wrote out.csv: 80 predictions" in run("predict run t.csv --out out.csv").stdout
+    assert Path("out.csv").read_text() == predicted.stdout
+
+
+def test_regression_shows_its_error_and_predicts_in_its_own_unit() -> None:
+    write_table(Path("t.csv"), task="regression", target='"days"')
+    result = run(TRAIN)
+    assert result.exit_code == 0, result.output
+    assert "rmse" in plain(result.stdout) and "mean error" in result.stderr
+    assert "accuracy" not in result.stdout
+    lines = list(csv.DictReader(run("predict run t.csv").stdout.splitlines()))
+    assert list(lines[0]) == ["days"]
+    assert "held-out RMSE" in Path("run/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--target nothing", "target nothing is no column"),
+        ("--task regression", "of t.csv the schema says it"),
+        ("--schema none.toml", "has no public schema 'none.toml'"),
+        ("--model nothing", "model 'nothing' is unknown"),
+        ("--model nothing_here:f", "module 'nothing_here' was not found"),
+        ("--dataset-size 3", "lot 8 is larger than the training data of 3 records"),
+    ],
+)
+def test_a_bad_option_about_own_data_is_one_line(options: str, message: str) -> None:
+    write_table(Path("t.csv"))
+    check_refused(run(f"{TRAIN} {options}"), message)
+    assert not Path("run").exists()
+
+
+def test_a_target_is_for_tables() -> None:
+    check_refused(run("train --target y"), "target ('y',) is for tables and image folders")
+
+
+def test_a_folder_that_is_no_run_is_one_line() -> None:
+    check_refused(run("predict nowhere t.csv"), "has no model.json")

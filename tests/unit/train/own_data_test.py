@@ -1,0 +1,94 @@
+"""Own data from the file to the split: tables and folders of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.own_tables import rows, write_table
+from vestige.errors import ConfigError
+from vestige.train.dataset import Dataset
+from vestige.train.own_data import drafted, encode_file, load_own
+from vestige.train.schema import read_schema
+
+
+def load(path: Path, sizes: tuple[int | None, int | None] = (None, None)) -> Dataset:
+    return load_own(path, read_schema(path, None), *sizes, 0)
+
+
+def test_a_table_becomes_two_splits_that_share_no_record(tmp_path: Path) -> None:
+    data = load(write_table(tmp_path / "t.csv"))
+    assert data.own and (data.task, data.labels, data.classes) == (
+        "classification",
+        ("no", "yes"),
+        2,
+    )
+    assert data.input_shape == (8,)  # age, days, and three for town and for tall
+    assert len(data.x_train) + len(data.x_test) == len(rows())
+    everything = torch.cat([data.x_train, data.x_test])
+    assert len(everything.unique(dim=0)) == len(rows())
+    assert data.x_train.dtype == torch.float32 and data.y_train.dtype == torch.int64
+    assert float(everything.abs().max()) <= 1
+
+
+def test_a_record_less_takes_nothing_else_along(tmp_path: Path) -> None:
+    whole = load(write_table(tmp_path / "a.csv"))
+    less = load(write_table(tmp_path / "b.csv", rows()[1:]))
+    gone = len(whole.x_train) - len(less.x_train)
+    kept = {row.tobytes() for row in less.x_train.numpy()}
+    assert gone in (0, 1)
+    assert sum(row.tobytes() not in kept for row in whole.x_train.numpy()) == gone
+
+
+def test_class_weights_come_from_declared_frequencies(tmp_path: Path) -> None:
+    data = load(write_table(tmp_path / "t.csv", more="frequencies = [0.8, 0.2]"))
+    assert data.weights == pytest.approx((0.625, 2.5))
+
+
+def test_sizes_are_checked(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv")
+    assert len(load(path, (10, 3)).x_train) == 10
+    with pytest.raises(ConfigError, match=r"the train split of t\.csv holds \d+ records, and 999"):
+        load(path, (999, None))
+
+
+def images(folder: Path, shape: str = "[3, 4, 5]") -> Path:
+    image = pytest.importorskip("PIL.Image")
+    generator = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        for number in range(20):
+            pixels = generator.integers(0, 256, (6, 6, 3)).astype(np.uint8)
+            image.fromarray(pixels).save(folder / name / f"{number}.png")
+    text = drafted(folder, (), "classification")
+    assert 'categories = ["cat", "dog"]' in text
+    (folder.parent / f"{folder.name}.schema.toml").write_text(
+        text.replace("image = []", f"image = {shape}")
+    )
+    return folder
+
+
+def test_a_folder_of_images_becomes_two_splits(tmp_path: Path) -> None:
+    folder = images(tmp_path / "pets")
+    data = load(folder)
+    assert (data.input_shape, data.labels) == ((3, 4, 5), ("cat", "dog"))
+    assert len(data.x_train) + len(data.x_test) == 40
+    assert float(data.x_train.min()) >= -1 and float(data.x_train.max()) <= 1
+    schema = read_schema(folder, None)
+    one = encode_file(folder / "cat" / "0.png", schema)
+    several = encode_file(folder / "cat", schema)
+    assert (one.shape, several.shape) == ((1, 3, 4, 5), (20, 3, 4, 5))
+    assert encode_file(folder, schema).shape == (40, 3, 4, 5)
+
+
+def test_a_folder_of_images_that_are_none_is_refused(tmp_path: Path) -> None:
+    folder = images(tmp_path / "pets", shape="[1, 4, 4]")
+    (folder / "cat" / "bad.png").write_bytes(b"no image")
+    with pytest.raises(ConfigError, match="is no image that can be read"):
+        encode_file(folder / "cat" / "bad.png", read_schema(folder, None))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="holds no images"):
+        drafted(tmp_path / "empty", (), "classification")

@@ -1,0 +1,142 @@
+"""Tables: each row becomes numbers by itself, by declared ranges and categories alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.own_tables import rows, write_table
+from vestige.errors import ConfigError
+from vestige.train import table_data
+from vestige.train.schema import Schema, read_schema, restored
+
+
+def small(**changes: object) -> Schema:
+    facts = {
+        "target": "y",
+        "columns": {
+            "a": {"kind": "number", "range": [10, 20]},
+            "c": {"kind": "category", "categories": ["u", "v"]},
+            "y": {"kind": "category", "categories": ["0", "1"]},
+        },
+    }
+    return restored(facts | changes)
+
+
+def test_numbers_are_clipped_to_the_declared_range_and_scaled_by_it() -> None:
+    table = {"a": ["10", "15", "20", "-5", "99", "", "x", "inf"], "c": ["u"] * 8}
+    x = table_data.encode(small(), table)
+    assert x[:, 0].tolist() == [-1, 0, 1, -1, 1, 0, 0, 0]
+
+
+def test_a_missing_number_is_the_declared_one() -> None:
+    schema = small(
+        columns={
+            "a": {"kind": "number", "range": [0, 10], "missing": 10},
+            "y": {"kind": "category", "categories": ["0", "1"]},
+        }
+    )
+    assert table_data.encode(schema, {"a": ["", None]}).tolist() == [[1], [1]]
+
+
+def test_categories_are_one_hot_and_all_else_is_other() -> None:
+    table = {"a": [15] * 4, "c": ["u", "v", "w", ""]}
+    x = table_data.encode(small(), table)
+    assert x[:, 1:].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]]
+    assert x.shape[1] == table_data.width(small())
+
+
+def test_another_record_changes_neither_the_numbers_nor_the_split_of_the_others() -> None:
+    schema = small()
+    generator = np.random.default_rng(1)
+    table = {
+        "a": generator.normal(15, 3, 200).tolist(),
+        "c": generator.choice(["u", "v"], 200).tolist(),
+        "y": generator.choice(["0", "1"], 200).tolist(),
+    }
+    extreme = {"a": [1e9, *table["a"]], "c": ["rare", *table["c"]], "y": ["1", *table["y"]]}
+    splits = []
+    for one in (table, extreme):
+        records = table_data.row_bytes(schema, one)
+        splits.append(table_data.in_held_out(records, 0.2, seed=0))
+    assert (table_data.encode(schema, extreme)[1:] == table_data.encode(schema, table)).all()
+    assert (splits[1][1:] == splits[0]).all()
+    assert 20 < splits[0].sum() < 60
+    other = table_data.in_held_out(table_data.row_bytes(schema, table), 0.2, seed=1)
+    assert (other != splits[0]).any()
+
+
+def test_a_record_without_a_known_class_is_refused_or_left_out() -> None:
+    table = {"y": ["0", "1", "2", ""]}
+    with pytest.raises(ConfigError, match=r"record 3 has no known y: declare .*unknown = \"drop\""):
+        table_data.targets(small(), table)
+    y, known = table_data.targets(small(unknown="drop"), table)
+    assert known.tolist() == [True, True, False, False]
+    assert y[known].tolist() == [0, 1]
+
+
+def test_targets_of_each_task(tmp_path: Path) -> None:
+    table = {name: [row[name] for row in rows()] for name in rows()[0]}
+    path = write_table(tmp_path / "a.csv", task="multi-label", target='["ill", "tall"]')
+    y, _ = table_data.targets(read_schema(path, None), table)
+    assert y.shape == (80, 2) and set(y.ravel().tolist()) == {0, 1}
+    path = write_table(tmp_path / "b.csv", task="regression", target='"days"')
+    y, _ = table_data.targets(read_schema(path, None), table)
+    assert y[:, 0] == pytest.approx([max(-1, row["days"] / 20 - 1) for row in rows()])
+
+
+def test_a_file_is_read_with_any_of_the_usual_delimiters(tmp_path: Path) -> None:
+    for sign in ",;\t":
+        path = tmp_path / "t.csv"
+        path.write_text(f'\ufeffa{sign}"b c"\n1{sign}x\n\n2{sign}"y{sign}z"\n', encoding="utf-8")
+        assert table_data.read_table(path) == {"a": ["1", "2"], "b c": ["x", f"y{sign}z"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1\n", "line 2 of .* has 1 cells and the first line 2"),
+        ("a,a\n1,2\n", "must name every column once"),
+        ("a,\n1,2\n", "must name every column once"),
+    ],
+)
+def test_a_damaged_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        table_data.read_table(tmp_path / "t.csv")
+
+
+def test_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"a,b\n\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        table_data.read_table(tmp_path / "t.csv")
+
+
+def test_parquet_is_read_like_csv(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"a": [1.0, None, 12.5], "c": ["u", "v", None], "y": [1, 0, 1]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    table = table_data.read_table(tmp_path / "t.parquet")
+    assert table == columns
+    y, known = table_data.targets(small(), table)
+    assert (y.tolist(), known.all()) == ([1, 0, 1], True)
+    (tmp_path / "bad.parquet").write_bytes(b"none")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        table_data.read_table(tmp_path / "bad.parquet")
+
+
+def test_parquet_without_its_reader_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"needs pyarrow.*pip install 'vestige-dp\[data\]'"):
+        table_data.read_table(tmp_path / "t.parquet")
+
+
+def test_a_missing_column_is_named() -> None:
+    with pytest.raises(ConfigError, match="no column 'c' in the data: it has a"):
+        table_data.encode(small(), {"a": [1]})
