@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 setup: $(VENV)/.ready
 demo: $(VENV)/.ready
-	$(BIN)/vestige train
+	$(BIN)/vestige demo
 test: $(VENV)/.ready-dev lint
 	$(PYTEST) -m "not slow" --durations=25
 test-all: $(VENV)/.ready-dev lint

@@ -38,8 +38,8 @@ STATEMENTS = {
 }
 COMMANDS = [
     [],
-    *([name] for name in "schema suggest train predict export budget calibrate plan".split()),
-    *([name] for name in "spectrum methods reproduce report compare resume statement".split()),
+    *([name] for name in "demo schema suggest train predict export budget calibrate".split()),
+    *([name] for name in "plan spectrum methods reproduce report compare resume statement".split()),
     *([name] for name in "audit verify ledger".split()),
     ["ledger", "show"],
     ["ledger", "merge"],
