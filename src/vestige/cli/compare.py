@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 from rich.console import Console
 
 from vestige.cli import INTERRUPTED
@@ -13,6 +13,7 @@ from vestige.cli.options import Form, Json, options_of
 from vestige.cli.render import print_json, wide_console
 from vestige.cli.train import OWN_DATA
 from vestige.lab import comparison
+from vestige.privacy.options import File, Options
 from vestige.train.config import TrainConfig, check_out
 from vestige.train.training import Progress
 
@@ -22,6 +23,28 @@ SHARED = (
 )
 
 
+class Design(Options):
+    """How methods are compared, and what is kept of it."""
+
+    match: str = Field(
+        default="epsilon",
+        description="epsilon: the same epsilon for every method. sigma: the noise at which DP-SGD "
+        "reaches it, for every method.",
+    )
+    tune: bool = Field(
+        default=False, description="Choose each method's learning rate of four on held-out records."
+    )
+    seeds: int = Field(default=5, description="Runs of each method that are reported.")
+    ledger: File | None = Field(
+        default=None,
+        description="A ledger file that every run is charged on. Default: ledger.jsonl in --out.",
+    )
+    out: File | None = Field(
+        default=None, description="A new or empty folder for the report and its page."
+    )
+
+
+@options_of(Design)
 @options_of(
     TrainConfig,
     only=(*SHARED, "train_size", "test_size"),
@@ -35,37 +58,16 @@ def compare(
     methods: Annotated[str, typer.Option(help="The methods to compare, with commas.")],
     epsilon: Annotated[float, typer.Option(help="The epsilon of one run.")],
     base: TrainConfig,
-    match: Annotated[
-        str,
-        typer.Option(
-            help="epsilon: the same epsilon for every method. sigma: the noise at which DP-SGD "
-            "reaches it, for every method."
-        ),
-    ] = "epsilon",
-    tune: Annotated[
-        bool,
-        typer.Option(
-            "--tune", help="Choose each method's learning rate of four on held-out records."
-        ),
-    ] = False,
-    seeds: Annotated[int, typer.Option(help="Runs of each method that are reported.")] = 5,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(
-            help="A ledger file that every run is charged on. Default: ledger.jsonl in --out."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="A new or empty folder for the report and its page.")
-    ] = None,
+    design: Design,
     as_json: Json = False,
 ) -> None:
     """Run every method with every seed, and print the comparison."""
+    out, ledger = design.out, design.ledger
     names = tuple(name.strip() for name in methods.split(",") if name.strip())
     if out is not None:
         check_out(out, fresh=True)
         ledger = ledger or out / "ledger.jsonl"
-    study = comparison.Study(names, epsilon, base, match, tune, seeds, ledger)
+    study = comparison.Study(names, epsilon, base, design.match, design.tune, design.seeds, ledger)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     with Console(stderr=True).status("starting") as status:

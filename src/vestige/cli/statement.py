@@ -7,24 +7,37 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import Field
 
-from vestige.cli.options import Json
+from vestige.cli.options import Json, options_of
 from vestige.errors import ConfigError
 from vestige.files import write_whole
+from vestige.privacy.options import File, Options
 
 
+class Form(Options):
+    """In which form a statement is wanted, or what is to be done with its signature."""
+
+    registry: bool = Field(
+        default=False,
+        description="As an entry for the registry of DP deployments (YAML, tier 3).",
+    )
+    nist: bool = Field(default=False, description="As a map to the questions of NIST SP 800-226.")
+    sign: File | None = Field(
+        default=None,
+        description="Sign statement.json with this private Ed25519 key, into a .sig file.",
+    )
+    verify: File | None = Field(
+        default=None,
+        description="Check the signature, and the weights, by this public Ed25519 key.",
+    )
+
+
+@options_of(Form)
 def statement(
     run: Annotated[Path, typer.Argument(help="A run folder of vestige train.")],
+    form: Form,
     as_json: Json = False,
-    registry: Annotated[
-        bool,
-        typer.Option(
-            "--registry", help="As an entry for the registry of DP deployments (YAML, tier 3)."
-        ),
-    ] = False,
-    nist: Annotated[
-        bool, typer.Option("--nist", help="As a map to the questions of NIST SP 800-226.")
-    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Write to this file instead of the screen; NAME.html is a page."),
@@ -33,23 +46,15 @@ def statement(
         Path | None,
         typer.Option(help="Of an unfinished run: the ledger file that it shares with others."),
     ] = None,
-    sign: Annotated[
-        Path | None,
-        typer.Option(help="Sign statement.json with this private Ed25519 key, into a .sig file."),
-    ] = None,
-    verify: Annotated[
-        Path | None,
-        typer.Option(help="Check the signature, and the weights, by this public Ed25519 key."),
-    ] = None,
 ) -> None:
     """Print the statement of a run, write it to a file, sign it or check its signature."""
-    if sum(map(bool, (as_json, registry, nist, sign, verify))) > 1:
+    if as_json + sum(map(bool, dict(form).values())) > 1:
         raise ConfigError("give one of --json, --registry, --nist, --sign and --verify.")
-    if sign is not None or verify is not None:
-        _signature(run, sign, verify)
+    if form.sign is not None or form.verify is not None:
+        _signature(run, form.sign, form.verify)
         return
     found = _found(run, ledger)
-    text = _text(found, as_json, registry, nist, page=out is not None and out.suffix == ".html")
+    text = _text(found, as_json, form, page=out is not None and out.suffix == ".html")
     if out is None:
         typer.echo(text, nl=False)
     else:
@@ -69,15 +74,15 @@ def _found(run: Path, ledger: Path | None) -> dict[str, Any]:
     return found
 
 
-def _text(found: dict[str, Any], as_json: bool, registry: bool, nist: bool, page: bool) -> str:
+def _text(found: dict[str, Any], as_json: bool, form: Form, page: bool) -> str:
     from vestige.statement import html, markdown, nist_map
     from vestige.statement.registry import entry, yaml
 
     if as_json:
         return f"{json.dumps(found, indent=2, allow_nan=False)}\n"
-    if registry:
+    if form.registry:
         return yaml(entry(found))
-    if nist:
+    if form.nist:
         return nist_map(found)
     return html(found) if page else markdown(found)
 

@@ -257,8 +257,8 @@ class TrainConfig(Options):
         for name in ("target", "schema_file"):
             if getattr(self, name):
                 raise ConfigError(
-                    f"{name} {getattr(self, name)!s} is for tables and image folders, and "
-                    f"{path.name} is neither: leave it out."
+                    f"{name} is for tables and image folders, and {path.name} is neither: leave it "
+                    "out."
                 )
         return None
 

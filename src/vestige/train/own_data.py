@@ -19,13 +19,13 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
 def load_own(
-    path: Path, schema: Schema, train_size: int | None, test_size: int | None, seed: int
+    path: Path, schema: Schema, train_size: int | None = None, test_size: int | None = None
 ) -> Dataset:
     """The records at `path` as their schema describes them.
 
     `train_size` and `test_size` keep the first records of each split. The split is public.
     """
-    x, y, known, held_out = (_images if schema.image else _table)(path, schema, seed)
+    x, y, known, held_out = (_images if schema.image else _table)(path, schema)
     splits = []
     for name, rows, size in (
         ("train", known & ~held_out, train_size),
@@ -58,20 +58,20 @@ def load_own(
 Loaded = tuple[Callable[[NDArray[Any]], NDArray[Any]], NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
-def _table(path: Path, schema: Schema, seed: int) -> Loaded:
+def _table(path: Path, schema: Schema) -> Loaded:
     """Inputs by their places, targets, which rows have one, and which are held out."""
     table = table_data.read_table(path)
     x = table_data.encode(schema, table)
     y, known = table_data.targets(schema, table)
-    held_out = table_data.in_held_out(table_data.row_bytes(schema, table), schema.held_out, seed)
+    held_out = table_data.in_held_out(table_data.row_bytes(table), schema.held_out)
     return x.__getitem__, y, known, held_out
 
 
-def _images(path: Path, schema: Schema, seed: int) -> Loaded:
+def _images(path: Path, schema: Schema) -> Loaded:
     files = image_files(path)
     y, known = table_data.targets(schema, {FOLDER: [file.parent.name for file in files]})
     contents = (file.read_bytes() for file in files)
-    held_out = table_data.in_held_out(contents, schema.held_out, seed)
+    held_out = table_data.in_held_out(contents, schema.held_out)
     return lambda rows: read_images([files[row] for row in rows], schema), y, known, held_out
 
 

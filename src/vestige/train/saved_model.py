@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from vestige.errors import ConfigError
 from vestige.train import models, table_data
 from vestige.train.dataset import Dataset
 from vestige.train.own_data import encode_file
-from vestige.train.schema import Schema, restored
+from vestige.train.schema import restored
 
 MODEL_FILE, WEIGHTS_FILE, SAFE_FILE = "model.json", "model.pt", "model.safetensors"
 _ROWS_AT_ONCE = 256
@@ -62,18 +61,15 @@ class TrainedModel(nn.Module):
         super().__init__()
         self.module, self.facts = module, dict(facts)
         self.labels: list[str] = list(facts["labels"])
+        how = facts["preprocessing"]
+        # The public schema of the records, where they are a table or image files.
+        self.schema = restored(how.get("schema") or {}) if how["kind"] == "schema" else None
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores of a batch of inputs."""
         scores: Tensor = self.module(x)
         return scores
-
-    @cached_property
-    def schema(self) -> Schema | None:
-        """The public schema of the records, where they are a table or image files."""
-        how = self.facts["preprocessing"]
-        return restored(how["schema"]) if how["kind"] == "schema" else None
 
     def preprocess(self, records: Any) -> Tensor:
         """The inputs of records.

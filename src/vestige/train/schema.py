@@ -236,7 +236,7 @@ HEAD = """\
 
 task = {task}  # {tasks}
 target = {target}
-held_out = 0.2  # share of records that no run trains on, chosen by a hash of each record
+held_out = 0.2  # share of records that no run trains on; keep it the same for all runs
 unknown = "refuse"  # records without a known class: "refuse" the run, or "drop" them
 # frequencies = []  # DECLARE if the loss is to weigh classes: their public shares, never counts
 # The number of training records is published too. Where it is confidential, give a public one:

@@ -153,13 +153,13 @@ def prepare(
 
 
 def load_data(config: TrainConfig, seed: int) -> Dataset:
-    """The data of a run; `seed` fixes a split that has no official one."""
+    """The data of a run; `seed` fixes the split of digits, which has no official one."""
     from vestige.train import data, own_data
 
     path, sizes = Path(config.dataset), (config.train_size, config.test_size)
     schema = config.schema_of_data()
     if schema is not None:
-        return own_data.load_own(path, schema, *sizes, seed)
+        return own_data.load_own(path, schema, *sizes)
     return data.load(
         config.dataset, config.data_dir, *sizes, seed, task=config.task or "classification"
     )

@@ -60,6 +60,7 @@ def of_folder(folder: Path, ledger: Path | None = None) -> dict[str, Any]:
             "interrupted": True,
             "target_epsilon": config["epsilon"],
             "max_epsilon": config["max_epsilon"],
+            "tuning": config.get("tuning"),
         },
         earlier=[e for name, other in spent.items() if name != run for e in other.events],
         over_reported=engine["lost"] + max(0, charged - known),

@@ -71,7 +71,18 @@ def test_a_bad_option_about_own_data_is_one_line(options: str, message: str) -> 
 
 
 def test_a_target_is_for_tables() -> None:
-    check_refused(run("train --target y"), "target ('y',) is for tables and image folders")
+    check_refused(
+        run("train --target y"), "target is for tables and image folders, and digits is neither"
+    )
+
+
+def test_the_page_has_the_command_for_a_run_with_these_settings() -> None:
+    write_table(Path("t.csv"))
+    Path("t.schema.toml").rename("other.toml")
+    assert run(f"{TRAIN} --schema {Path('other.toml').absolute()} --target tall").exit_code == 0
+    page = Path("run/report.html").read_text()
+    assert "--target tall --schema other.toml" in page
+    assert str(Path.cwd()) not in page
 
 
 def test_a_folder_that_is_no_run_is_one_line() -> None:

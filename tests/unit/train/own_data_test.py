@@ -10,13 +10,15 @@ import torch
 
 from tests.support.own_tables import rows, write_table
 from vestige.errors import ConfigError
+from vestige.train.config import TrainConfig
 from vestige.train.dataset import Dataset
 from vestige.train.own_data import drafted, encode_file, load_own
 from vestige.train.schema import read_schema
+from vestige.train.training import load_data
 
 
 def load(path: Path, sizes: tuple[int | None, int | None] = (None, None)) -> Dataset:
-    return load_own(path, read_schema(path, None), *sizes, 0)
+    return load_own(path, read_schema(path, None), *sizes)
 
 
 def test_a_table_becomes_two_splits_that_share_no_record(tmp_path: Path) -> None:
@@ -41,6 +43,19 @@ def test_a_record_less_takes_nothing_else_along(tmp_path: Path) -> None:
     kept = {row.tobytes() for row in less.x_train.numpy()}
     assert gone in (0, 1)
     assert sum(row.tobytes() not in kept for row in whole.x_train.numpy()) == gone
+
+
+def test_runs_of_any_seed_and_schema_hold_out_the_same_records(tmp_path: Path) -> None:
+    """Else a record could be trained on by one run and be on another's held-out ledger."""
+    path = write_table(tmp_path / "t.csv")
+    fewer = read_schema(path, None).changed(target=("tall",))
+    whole, other = load(path), load_own(path, fewer)
+    assert len(whole.x_test) == len(other.x_test)
+    ages = [data.x_test[:, 0].tolist() for data in (whole, other)]
+    assert ages[0] == ages[1]
+    config = TrainConfig(dataset=str(path), lot=8)
+    splits = [load_data(config.changed(seed=seed), seed) for seed in (0, 5)]
+    assert torch.equal(splits[0].x_test, splits[1].x_test)
 
 
 def test_class_weights_come_from_declared_frequencies(tmp_path: Path) -> None:

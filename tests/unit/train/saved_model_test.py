@@ -133,6 +133,7 @@ def test_a_run_with_a_model_of_ones_own_is_resumed_by_its_name() -> None:
         ({"outputs": "x"}, "is damaged"),
         ({"labels": None}, "is damaged"),
         ({"preprocessing": {"kind": "pickle"}}, "preprocessing is unknown"),
+        ({"preprocessing": {"kind": "schema"}, "input_shape": [1, 8, 8]}, "no .columns.NAME"),
         ({"model": "none"}, "Unknown model 'none'"),
     ],
 )

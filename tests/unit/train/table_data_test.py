@@ -59,13 +59,10 @@ def test_another_record_changes_neither_the_numbers_nor_the_split_of_the_others(
     extreme = {"a": [1e9, *table["a"]], "c": ["rare", *table["c"]], "y": ["1", *table["y"]]}
     splits = []
     for one in (table, extreme):
-        records = table_data.row_bytes(schema, one)
-        splits.append(table_data.in_held_out(records, 0.2, seed=0))
+        splits.append(table_data.in_held_out(table_data.row_bytes(one), 0.2))
     assert (table_data.encode(schema, extreme)[1:] == table_data.encode(schema, table)).all()
     assert (splits[1][1:] == splits[0]).all()
     assert 20 < splits[0].sum() < 60
-    other = table_data.in_held_out(table_data.row_bytes(schema, table), 0.2, seed=1)
-    assert (other != splits[0]).any()
 
 
 def test_a_record_without_a_known_class_is_refused_or_left_out() -> None:

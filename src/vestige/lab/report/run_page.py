@@ -21,7 +21,7 @@ from vestige.statement.model import HTML_FILE
 from vestige.statement.table import Table
 
 Pairs = list[tuple[str, str]]
-_PLACES = ("folder", "data_dir")  # where the files lay is not told
+_PLACES = ("folder", "data_dir", "schema_file")  # where the files lay is not told
 _ACCURACIES = {
     "accuracy": "held-out accuracy",
     "averaged_accuracy": "with averaged weights",
@@ -47,8 +47,10 @@ _NAMES = {
 # Of the command for a run, in order; the method's settings stand behind its name.
 _OPTIONS = (
     *"dataset model method epsilon noise_multiplier delta accountant lot steps clip".split(),
-    *"clipping lr seed averaging history_dtype train_size test_size".split(),
+    *"clipping lr seed averaging history_dtype train_size test_size target schema_file".split(),
+    *"task dataset_size tuning evaluate_epsilon".split(),
 )
+_SPELLED = {"schema_file": "schema"}
 _PAPERS_FIGURE = (
     "The papers' figure is their RDP value at sigma/beta of one clipping group alone. It is a "
     "diagnostic, not a guarantee: a reader of the model sees every group."
@@ -200,6 +202,7 @@ def train_command(run: Run) -> str | None:
         "dataset": Path(str(config.get("dataset"))).name,
         "epsilon": config.get("target_epsilon"),
         "steps": config["planned_steps"],
+        "schema_file": config.get("schema_file") and Path(str(config["schema_file"])).name,
     }
     if given["epsilon"] is not None:
         given["noise_multiplier"] = None
@@ -210,9 +213,9 @@ def train_command(run: Run) -> str | None:
         if _word(defaults.get(name)) != _word(value)
     ]
     words = [
-        f"--{name.replace('_', '-')} {shlex.quote(_word(value))}"
+        f"--{_SPELLED.get(name, name.replace('_', '-'))} {shlex.quote(_word(value))}"
         for name, value in [*options[:3], *settings, *options[3:]]
-        if value is not None
+        if value is not None and value != []
     ]
     words += ["--train-loss"] if "train_loss_outside_guarantee" in run.result else []
     return " ".join(["vestige train", *words])
