@@ -24,7 +24,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from vestige import methods
-    from vestige.engine.privacy_engine import PrivacyEngine
+    from vestige.compat.engine import PrivacyEngine
     from vestige.engine.validation import fix
     from vestige.errors import (
         BudgetExhausted,
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "PadTo": "vestige.sampling.padding",
-    "PrivacyEngine": "vestige.engine.privacy_engine",
+    "GradSampleModule": "vestige.grad_sample",
+    "PrivacyEngine": "vestige.compat.engine",
     "PrivacyPlan": "vestige.plan",
     "fix": "vestige.engine.validation",
     "BudgetExhausted": "vestige.errors",
