@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from vestige.compat.refusals import refuse
+from vestige.engine.privacy_engine import PrivacyEngine
 from vestige.errors import ConfigError
 from vestige.privacy import accounting
 from vestige.privacy.events import Event
-from vestige.privacy.ledger import Ledger
 
 History = list[tuple[float, float, int]]
 
@@ -82,26 +82,26 @@ class EngineAccountant(str):
     Guarantee: it reads. Nothing that is called here changes what was charged.
     """
 
-    _ledger: Callable[[], Ledger]
+    _engine: PrivacyEngine
 
     @classmethod
-    def of(cls, name: str, ledger: Callable[[], Ledger]) -> EngineAccountant:
-        """The accountant of that name over what `ledger()` holds whenever it is asked."""
+    def of(cls, name: str, engine: PrivacyEngine) -> EngineAccountant:
+        """The accountant of that name over what the engine's ledger holds whenever it is asked."""
         made = cls(name)
-        made._ledger = ledger
+        made._engine = engine
         return made
 
     @property
     def history(self) -> History:
         """(noise multiplier, sampling rate, releases) in order, as charged; a copy."""
-        return history_of(self._ledger().events)
+        return history_of(self._engine.ledger.events)
 
     def get_epsilon(self, delta: float, **options: Any) -> float:
-        """Epsilon of everything on the ledger, as `engine.get_epsilon(delta)`."""
-        return accounting.epsilon(self._ledger().merged(), delta, str(self))
+        """Epsilon of everything on the ledger: `engine.get_epsilon(delta)`."""
+        return self._engine.get_epsilon(delta)
 
     def __len__(self) -> int:
-        return len(self._ledger().events)
+        return len(self._engine.ledger.events)
 
     def __bool__(self) -> bool:
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ class PrivacyEngine(Engine):
     """
 
     accountant: EngineAccountant
+    _warned: set[str]
 
     if not TYPE_CHECKING:  # their signatures are the engine's
 
@@ -53,7 +55,8 @@ class PrivacyEngine(Engine):
             if accountant == "gdp":
                 refuse("gdp", "accountant='gdp'")
             super().__init__(accountant, **options)
-            self.accountant = EngineAccountant.of(self.accountant, lambda: self.ledger)
+            self.accountant = EngineAccountant.of(self.accountant, self)
+            self._warned = set()
 
         @wraps(Engine.make_private)
         def make_private(self, **arguments: Any) -> Any:
@@ -90,6 +93,14 @@ class PrivacyEngine(Engine):
         if mode == "ghost":
             return module, optimizer, _loss(arguments.get("criterion"), arguments), loader
         return module, optimizer, loader
+
+    def get_epsilon(self, delta: float, accountant: str | None = None) -> float:
+        """As the engine's; what was seen of losses and shapes and weakens it is warned of, once."""
+        said = self._run.losses.caveats if self._run else []
+        for sentence in sorted(set(said) - self._warned):
+            self._warned.add(sentence)
+            warnings.warn(f"epsilon has a caveat: {sentence}.", UserWarning, stacklevel=3)
+        return super().get_epsilon(delta, accountant)
 
     def detach(self) -> None:
         """Take the hooks off the model and the optimizer, so that they can be used elsewhere."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 
 import pytest
 import torch
@@ -135,6 +136,34 @@ def test_the_accountant_answers_for_the_ledger_and_cannot_be_stepped():
         with pytest.raises(PrivacyError, match=r"engine\.accountant\..* is refused: "):
             call()
     assert engine.ledger.events == before
+
+
+class Pooled(nn.Module):
+    """Averages over positions, padding included."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.table(x).mean(1))
+
+
+def test_an_epsilon_that_padding_weakens_is_warned_of_once():
+    rows = [(torch.arange(1 + i % 7), i % 3) for i in range(24)]
+
+    def to_the_longest(batch):
+        x = nn.utils.rnn.pad_sequence([row for row, _ in batch], batch_first=True)
+        return x, torch.tensor([label for _, label in batch])
+
+    loader = DataLoader(rows, batch_size=3, collate_fn=to_the_longest)
+    engine, made = make(model=Pooled(), data_loader=loader)
+    releases(engine, *made)
+    with pytest.warns(UserWarning, match="epsilon has a caveat: the rows of different lots"):
+        told = engine.accountant.get_epsilon(delta=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert engine.get_epsilon(1e-5) == told
 
 
 def test_gdp_is_refused_with_what_to_use_instead():
