@@ -57,6 +57,9 @@ _MODULES = {
     "methods": "vestige.methods",
     "spectrum": "vestige.memory.spectrum",
 }
+# Where Opacus' users look things up; see vestige.compat.
+_OPACUS = ("accountants", "data_loader", "distributed", "grad_sample", "layers", "optimizers")
+_MODULES |= {name: f"vestige.{name}" for name in (*_OPACUS, "schedulers", "utils", "validators")}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
-from vestige.compat.refusals import refuse
+from vestige.compat.refusals import refuse, refused
 from vestige.engine.privacy_engine import PrivacyEngine
 from vestige.errors import ConfigError
 from vestige.privacy import accounting
@@ -69,11 +69,12 @@ class RDPAccountant(IAccountant):
     name: ClassVar[str] = "rdp"
 
 
-class GaussianAccountant(IAccountant):
-    """Refused: an approximation that can be below the true epsilon."""
+GaussianAccountant = refused("gdp", "the gdp accountant")
 
-    def __init__(self) -> None:
-        refuse("gdp", "the gdp accountant")
+
+def _stop(reason: str, name: str) -> Callable[..., None]:
+    """A method that would change what was charged."""
+    return lambda self, *args, **options: refuse(reason, f"engine.accountant.{name}")
 
 
 class EngineAccountant(str):
@@ -114,17 +115,9 @@ class EngineAccountant(str):
         """History and name, to read."""
         return {"history": self.history, "mechanism": str(self)}
 
-    def step(self, **release: Any) -> None:
-        """Refused: the door charges."""
-        refuse("accountant.step", "engine.accountant.step")
-
-    def get_optimizer_hook_fn(self, sample_rate: float) -> None:
-        """Refused: the door charges."""
-        refuse("accountant.step", "engine.accountant.get_optimizer_hook_fn")
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Refused: charges are never replaced."""
-        refuse("accountant.load_state_dict", "engine.accountant.load_state_dict")
+    step = _stop("accountant.step", "step")
+    get_optimizer_hook_fn = _stop("accountant.step", "get_optimizer_hook_fn")
+    load_state_dict = _stop("accountant.load_state_dict", "load_state_dict")
 
 
 def events_of(history: Iterable[tuple[float, float, int]]) -> list[Event]:

@@ -81,11 +81,11 @@ def refuse(name: str, shown: str = "") -> NoReturn:
     raise Refused(f"{shown or name} is refused: {REASONS[name]}")
 
 
-def refused(name: str) -> type[Any]:
+def refused(name: str, shown: str = "") -> type[Any]:
     """A class to import and to ask `isinstance` of; making one says why not."""
 
     def stop(self: Any, *args: Any, **options: Any) -> None:
-        refuse(name)
+        refuse(name, shown)
 
     return type(name, (), {"__init__": stop, "__doc__": f"Refused: {REASONS[name]}"})
 

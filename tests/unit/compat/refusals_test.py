@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from tools.budget import OPACUS, lines_of
 from torch import nn
 
+import vestige
 from tests.support.loops import private
 from vestige.compat.refusals import REASONS
 from vestige.errors import PrivacyError
@@ -55,6 +60,23 @@ def test_a_reason_is_a_sentence_with_a_remedy(reason):
     assert remedy[0].isupper() and remedy.endswith(".") and "\n" not in reason
     verbs = ("Take", "Pass", "Leave", "Change", "Call", "Use", "Give", "Read", "Go on")
     assert remedy.startswith(verbs)
+
+
+def test_opacus_modules_are_found_after_import_vestige_alone():
+    program = """
+import vestige
+assert vestige.validators.ModuleValidator.fix and vestige.layers.DPLSTM
+assert vestige.accountants.RDPAccountant and vestige.optimizers.DPOptimizer
+assert vestige.GradSampleModule is vestige.grad_sample.GradSampleModule
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_every_import_name_is_a_few_lines():
+    source = Path(vestige.__file__).parent
+    for room in OPACUS:
+        for path in (source / room).rglob("*.py"):
+            assert path.name == "__init__.py" and lines_of(path) <= 10, path
 
 
 def test_reading_grad_sample_says_why_and_setting_it_is_nobodys_loss():
