@@ -25,7 +25,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from vestige import methods
-    from vestige.engine.privacy_engine import PrivacyEngine
+    from vestige.compat.engine import PrivacyEngine
     from vestige.engine.validation import fix
     from vestige.errors import (
         BudgetExhausted,
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "PadTo": "vestige.sampling.padding",
-    "PrivacyEngine": "vestige.engine.privacy_engine",
+    "GradSampleModule": "vestige.grad_sample",
+    "PrivacyEngine": "vestige.compat.engine",
     "PrivacyPlan": "vestige.plan",
     "fix": "vestige.engine.validation",
     "load": "vestige.train.saved_model",
@@ -59,6 +60,9 @@ _MODULES = {
     "methods": "vestige.methods",
     "spectrum": "vestige.memory.spectrum",
 }
+# Where Opacus' users look things up; see vestige.compat.
+_OPACUS = ("accountants", "data_loader", "distributed", "grad_sample", "layers", "optimizers")
+_MODULES |= {name: f"vestige.{name}" for name in (*_OPACUS, "schedulers", "utils", "validators")}
 
 
 def __getattr__(name: str) -> Any:

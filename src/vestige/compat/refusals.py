@@ -1,0 +1,103 @@
+"""Names of Opacus that stay refused: each says why, and what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from torch import nn
+
+from vestige.errors import PrivacyError
+
+_NO_ROWS = (
+    "per-example gradients never leave the engine, where they are clipped and summed as backward "
+    "goes on"
+)
+_ANY_LAYER = (
+    "nothing is registered by layer: every operation is followed, and one without a rule runs row "
+    "by row"
+)
+_PLANNED = (
+    "noise and clip bounds are part of the plan, which is fixed before the first lot: composition "
+    "does not cover a loop that changes them on the way"
+)
+_NOISE_TABLE = "Pass make_private(noise_multiplier=lambda step: ..., steps=...) instead."
+_CLIP_MOVES = "Pass make_private(clipping='quantile') or a method with a clip schedule instead."
+_ONE_PROCESS = (
+    "one process makes the releases: ranks that each draw lots and noise would not be the "
+    "mechanism that is charged"
+)
+_LOTS = "lots are drawn by the engine, from its secret key, at the rate that it charges"
+
+REASONS = {
+    "grad_sample": f"{_NO_ROWS}. Take norms or influence from torch.func on public data.",
+    "GradSampleModule": f"{_NO_ROWS}. Pass the plain module to make_private; it comes back itself.",
+    "GradSampleModuleFastGradientClipping": f"{_NO_ROWS}. Pass the plain module to make_private.",
+    "AbstractGradSampleModule": f"{_NO_ROWS}. Pass the plain module to make_private.",
+    "register_grad_sampler": f"{_ANY_LAYER}. Leave the registration out.",
+    "register_norm_sampler": f"{_ANY_LAYER}. Leave the registration out.",
+    "register_module_validator": f"{_ANY_LAYER}. Leave the registration out.",
+    "register_module_fixer": f"{_ANY_LAYER}. Change the model before ModuleValidator.fix.",
+    "make_functional": f"{_NO_ROWS}. Call loss.backward() and leave grad_sample_mode='no_op' out.",
+    "no_op": f"{_NO_ROWS}. Leave grad_sample_mode='no_op' out and call loss.backward().",
+    "sharded": f"{_ONE_PROCESS}. Use grad_sample_mode='ghost' in one process.",
+    "wrong_mode": "the way to per-example gradients is chosen by the engine. Leave it out.",
+    "DPOptimizer": f"{_NO_ROWS}. Pass a torch.optim optimizer to make_private.",
+    "DifferentiallyPrivateDistributedDataParallel": f"{_ONE_PROCESS}. Pass the module inside it.",
+    "UniformWithReplacementSampler": f"{_LOTS}. Give the DataLoader a batch_size and no sampler.",
+    "DistributedUniformWithReplacementSampler": f"{_LOTS}, in one process. Give a batch_size.",
+    "distributed": f"{_ONE_PROCESS}. Leave distributed=True out.",
+    "accountant.step": (
+        "the ledger is charged at the door, before each draw, so that a call by hand would count a "
+        "release that never was. Read get_epsilon(delta); what another run has spent composes by "
+        "PrivacyEngine(ledger=...)."
+    ),
+    "accountant.load_state_dict": (
+        "replacing charges could lower what was spent. Go on by engine.load_checkpoint, or "
+        "keep a file: PrivacyEngine(ledger=FILE)."
+    ),
+    "gdp": (
+        "its central limit theorem gives an estimate that can be below the true epsilon, which is "
+        "no guarantee. Use accountant='prv' (answered by pld) or 'rdp'."
+    ),
+    "register_accountant": "epsilon must be an upper bound that was proven. Use 'prv' or 'rdp'.",
+    "noise_multiplier": f"{_PLANNED}. {_NOISE_TABLE}",
+    "max_grad_norm": f"{_PLANNED}. {_CLIP_MOVES}",
+    "expected_batch_size": f"{_PLANNED}. Give the DataLoader another batch_size.",
+    "ExponentialNoise": f"{_PLANNED}. {_NOISE_TABLE}",
+    "LambdaNoise": f"{_PLANNED}. {_NOISE_TABLE}",
+    "StepNoise": f"{_PLANNED}. {_NOISE_TABLE}",
+    "ExponentialGradClip": f"{_PLANNED}. {_CLIP_MOVES}",
+    "LambdaGradClip": f"{_PLANNED}. {_CLIP_MOVES}",
+    "StepGradClip": f"{_PLANNED}. {_CLIP_MOVES}",
+}
+
+
+class Refused(PrivacyError, AttributeError):  # noqa: N818 - as UnsupportedModel
+    """A name of Opacus that is refused; an AttributeError too, so that `hasattr` says no."""
+
+
+def refuse(name: str, shown: str = "") -> NoReturn:
+    """Raise the reason and the remedy of a refused name."""
+    raise Refused(f"{shown or name} is refused: {REASONS[name]}")
+
+
+def refused(name: str, shown: str = "") -> type[Any]:
+    """A class to import and to ask `isinstance` of; making one says why not."""
+
+    def stop(self: Any, *args: Any, **options: Any) -> None:
+        refuse(name, shown)
+
+    return type(name, (), {"__init__": stop, "__doc__": f"Refused: {REASONS[name]}"})
+
+
+class _GradSample:
+    """What reading `parameter.grad_sample` answers where nobody has set it."""
+
+    def __get__(self, parameter: Any, owner: type | None = None) -> Any:
+        refuse("grad_sample", "parameter.grad_sample")
+
+
+def explain_grad_sample() -> None:
+    """Let a missing `parameter.grad_sample` say why; what others set there is read as ever."""
+    if "grad_sample" not in vars(nn.Parameter):
+        nn.Parameter.grad_sample = _GradSample()  # type: ignore[attr-defined]

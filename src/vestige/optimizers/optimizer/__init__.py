@@ -1,0 +1,5 @@
+"""Opacus' import name: see `vestige.compat.faces`."""
+
+from vestige.compat.faces import DPOptimizer
+
+__all__ = ["DPOptimizer"]

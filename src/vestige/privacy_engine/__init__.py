@@ -1,0 +1,5 @@
+"""Opacus' import name: see `vestige.compat.engine`."""
+
+from vestige.compat.engine import PrivacyEngine
+
+__all__ = ["PrivacyEngine"]

@@ -1,0 +1,1 @@
+"""Opacus' import names: see `vestige.compat.loading`."""

@@ -1,0 +1,5 @@
+"""Opacus' import name: what is wrong with a model."""
+
+from vestige.errors import UnsupportedModel as UnsupportedModuleError
+
+__all__ = ["UnsupportedModuleError"]

@@ -1,0 +1,5 @@
+"""Opacus' import name: see `vestige.compat.models`."""
+
+from vestige.compat.models import ModuleValidator
+
+__all__ = ["ModuleValidator"]
