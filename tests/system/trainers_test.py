@@ -37,6 +37,7 @@ class Plain:
 
 def accelerated():
     accelerate = pytest.importorskip("accelerate", reason="needs: pip install -e '.[hf]'")
+    accelerate.state.GradientState._reset_state()  # what a Trainer of another test has left
     return accelerate.Accelerator(cpu=True)
 
 

@@ -47,6 +47,7 @@ class PrivacyEngine(Engine):
 
     accountant: EngineAccountant
     _warned: set[str]
+    _mode: str
 
     if not TYPE_CHECKING:  # their signatures are the engine's
 
@@ -56,7 +57,7 @@ class PrivacyEngine(Engine):
                 refuse("gdp", "accountant='gdp'")
             super().__init__(accountant, **options)
             self.accountant = EngineAccountant.of(self.accountant, self)
-            self._warned = set()
+            self._warned, self._mode = set(), "hooks"
 
         @wraps(Engine.make_private)
         def make_private(self, **arguments: Any) -> Any:
@@ -64,15 +65,17 @@ class PrivacyEngine(Engine):
 
         @wraps(Engine.make_private_with_epsilon)
         def make_private_with_epsilon(self, **arguments: Any) -> Any:
-            mode = _mode(arguments)  # which make_private, that this one calls, answers to
-            ours = _ours(arguments) | {"grad_sample_mode": mode}
-            made = super().make_private_with_epsilon(**ours)
+            self._mode = _mode(arguments)  # which make_private, that this one calls, answers to
+            try:
+                made = super().make_private_with_epsilon(**_ours(arguments))
+            finally:
+                self._mode = "hooks"
             bind(arguments.get("data_loader"), made[-1])
             return made
 
     def _translated(self, make: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         """What `make` returns for our names, dressed; with its criterion in ghost mode."""
-        given, mode = arguments.get("data_loader"), _mode(arguments)
+        given, mode = arguments.get("data_loader"), _mode(arguments, self._mode)
         things = [arguments.get("module"), arguments.get("optimizer")]
         earlier = [faces.run_of(thing) if isinstance(thing, _DRESSED) else None for thing in things]
         for thing in things:
@@ -85,8 +88,9 @@ class PrivacyEngine(Engine):
                     _dress(thing, run)
             raise
         explain_grad_sample()
-        for thing in (module, optimizer):
-            _dress(thing, self._attached())
+        run = self._attached()
+        for thing in (run.capture.module, run.optimizer):  # inside wrappers of other libraries
+            _dress(thing, run)
         whole = resolve(arguments.get("method", "dp-sgd")).excludes()
         remember(loader, source_of(given), whole.get(Feature.PHYSICAL_BATCHES))
         bind(given, loader)
@@ -148,9 +152,9 @@ def _dress(thing: Any, run: Any) -> None:
         faces.dress(thing, run, faces.MODULE)
 
 
-def _mode(arguments: dict[str, Any]) -> str:
+def _mode(arguments: dict[str, Any], default: str = "hooks") -> str:
     """The way to per-example gradients that was asked for, if it is one that Vestige can be for."""
-    mode = arguments.get("grad_sample_mode", "hooks")
+    mode = arguments.get("grad_sample_mode", default)
     if mode not in _MODES:
         name = "no_op" if mode == "no_op" else "sharded" if mode in _SHARDED else "wrong_mode"
         refuse(name, f"grad_sample_mode={mode!r}")

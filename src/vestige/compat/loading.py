@@ -13,7 +13,12 @@ from vestige.compat.faces import run_of
 from vestige.compat.refusals import refuse
 from vestige.errors import ConfigError, PrivacyError
 from vestige.plan import lots_per_epoch
-from vestige.sampling.loader import LotSampler, PrivateLoader, check_loader
+from vestige.sampling.loader import (
+    LotSampler,
+    PrivateLoader,
+    batches_of_a_lot,
+    check_loader,
+)
 
 _SOURCE, _WHOLE = "_vestige_source", "_vestige_whole"  # what private loaders remember
 
@@ -112,11 +117,13 @@ class BatchMemoryManager:
         if whole is not None:
             words = whole.format(value=max_physical_batch_size)
             raise ConfigError(f"method {run.plan.method!r} {words}")
-        self._lots, self._before = lots, lots.physical
+        self._lots, self._before = lots, (lots.physical, lots.pieces)
+        self._expected = run.plan.expected_lot
 
     def __enter__(self) -> DataLoader[Any]:
-        self._lots.physical = self.max_physical_batch_size
+        rows = self.max_physical_batch_size
+        self._lots.physical, self._lots.pieces = rows, batches_of_a_lot(self._expected, rows)
         return self.data_loader
 
     def __exit__(self, *error: Any) -> None:
-        self._lots.physical = self._before
+        self._lots.physical, self._lots.pieces = self._before

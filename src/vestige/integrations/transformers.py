@@ -59,7 +59,6 @@ _LEFT_OUT |= {"train_runtime", "train_samples_per_second", "train_steps_per_seco
 # Arguments that do not go with private training, and why.
 _REFUSED = {
     "fp16": (False, "bf16=True needs no loss scaling: use that"),
-    "gradient_checkpointing": (False, "a smaller per_device_train_batch_size saves memory too"),
     "torch_compile": (False, "operations of a compiled model cannot be followed"),
     "auto_find_batch_size": (False, "the batch size is a public setting of the run"),
     "use_liger_kernel": (False, "its fused loss couples the rows"),

@@ -151,6 +151,16 @@ def test_two_epochs_release_what_a_plain_loop_releases(name, physical, tmp_path)
     assert model.config._attn_implementation == "sdpa"  # as it was
 
 
+def test_gradient_checkpointing_changes_no_release(tmp_path):
+    seen = []
+    for on in (False, True):
+        folder = tmp_path / str(on)
+        trainer, releases = trainer_of(seeded(bert), folder, gradient_checkpointing=on)
+        trainer.train()
+        seen.append(releases.values)
+    assert len(seen[0]) == 4 and equal(*seen)
+
+
 def test_adapters_are_trained_and_the_rest_stays(tmp_path):
     peft = pytest.importorskip("peft", reason="needs the extra: pip install -e '.[hf]'")
     base = seeded(bert)
@@ -301,7 +311,6 @@ def test_methods_that_a_step_without_a_closure_does_not_do_are_refused(tmp_path)
 
 
 REFUSED = {
-    "gradient_checkpointing": {"gradient_checkpointing": True},
     "torch_compile": {"torch_compile": True},
     "train_sampling_strategy": {"train_sampling_strategy": "group_by_length"},
     "auto_find_batch_size": {"auto_find_batch_size": True},
