@@ -24,8 +24,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from vestige import methods
+    from vestige.engine.fixing import fix
     from vestige.engine.privacy_engine import PrivacyEngine
-    from vestige.engine.validation import fix
     from vestige.errors import (
         BudgetExhausted,
         ConfigError,
@@ -43,7 +43,7 @@ _HOMES = {
     "PadTo": "vestige.sampling.padding",
     "PrivacyEngine": "vestige.engine.privacy_engine",
     "PrivacyPlan": "vestige.plan",
-    "fix": "vestige.engine.validation",
+    "fix": "vestige.engine.fixing",
     "BudgetExhausted": "vestige.errors",
     "ConfigError": "vestige.errors",
     "StorageError": "vestige.errors",

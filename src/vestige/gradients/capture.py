@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from vestige.errors import ConfigError, PrivacyError, VestigeError
@@ -35,6 +36,7 @@ from vestige.gradients.hooks import (
     Hook,
     Interruptible,
     Refusal,
+    refuse_training,
 )
 from vestige.gradients.recompute import Recomputation, refuse_around_the_model
 from vestige.gradients.refs import Ref, Source, Uncovered, does_not_fit, overlaps, tensors_in
@@ -92,6 +94,8 @@ class Capture(TorchFunctionMode, BackwardPass):
             self.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
             self.module.register_forward_hook(leave, always_call=True),
         ]
+        for norm in (part for part in self._parts if isinstance(part, _BatchNorm)):
+            self._handles.append(norm.register_forward_pre_hook(Hook(refuse_training)))
         if self.module._compiled_call_impl is None:
             self.module._compiled_call_impl = Interruptible(self)
         for slot in self.groups.slots:

@@ -206,6 +206,13 @@ def group_norm(
     *_cudnn: Any,
 ) -> Any:
     """Group normalisation."""
+    w = capture.find(weight) or capture.find(bias)
+    if w and input.ndim > 1 and input.shape[1:].numel() == num_groups:
+        raise UnsupportedModel(
+            f"the GroupNorm with {w.slot.name!r} is given {tuple(input.shape[1:])} in {num_groups} "
+            "groups: it normalises one value at a time, which gives its bias whatever comes in. "
+            "Use fewer groups, larger inputs, or leave it out."
+        )
 
     def run(x: Tensor, w: Any, b: Any) -> Tensor:
         return F.group_norm(x, num_groups, w, b, eps)
