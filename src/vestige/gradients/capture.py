@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.geometry import Geometry
 from vestige.gradients.backward import BackwardPass, Forward
+from vestige.gradients.caches import Caches
 from vestige.gradients.clipping import Clip
 from vestige.gradients.collector import Collector, DenseCollector, ForwardRecord
 from vestige.gradients.groups import Groups
@@ -71,7 +72,7 @@ class Capture(TorchFunctionMode, BackwardPass):
         self.before_forward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         self.inside: list[str] = [f"{type(module).__name__} (root)"]  # where the forward pass is
         self.paused = False  # operations run as they are, uncaptured
-        self._fallback = Fallback(module)
+        self._fallback, self._caches = Fallback(module), Caches(module)
         self.recomputation = Recomputation(self)
         self._sources = {id(slot.parameter): Source(slot, slot.parameter) for slot in groups.slots}
         self._shared: dict[int, Source] = {}  # of the running forward pass
@@ -126,7 +127,8 @@ class Capture(TorchFunctionMode, BackwardPass):
         """The model as if nobody watched: for synthetic rows only."""
         self.paused = Guard.off = True
         try:
-            yield
+            with self._caches.off():
+                yield
         finally:
             self.paused = Guard.off = False
 
@@ -155,6 +157,7 @@ class Capture(TorchFunctionMode, BackwardPass):
             batch = self.batch if self.batch is not None and self.batch.rows == rows else None
             self._forward = Forward(rows, batch, batch.record if batch else ForwardRecord())
             self.tracker.begin(rows, (args, kwargs), self.axis)
+            self._open.enter_context(self._caches.off())
             self._open.enter_context(self._fallback(self))
             self._open.enter_context(self.recomputation.watching())
             self._state = self._versions()
