@@ -116,10 +116,11 @@ class Fallback:
         except VestigeError:
             raise
         except (RuntimeError, ValueError) as error:
+            in_eval = " Some layers keep tensors between passes in eval(): call model.train()."
             raise UnsupportedModel(
                 f"{type(module).__name__} {name!r} has no per-example gradient rule and "
                 f"could not be run one row at a time ({str(error).splitlines()[0]}). Use a covered "
-                "layer in its place, or freeze its parameters."
+                f"layer in its place, or freeze its parameters.{'' if module.training else in_eval}"
             ) from error
         finally:
             capture.paused = False

@@ -245,9 +245,13 @@ def instance_norm(capture: Capture, _: Any, input: Tensor, **options: Any) -> An
 
 @rule(F.batch_norm, torch.batch_norm)
 def batch_norm(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
-    """Batch normalisation mixes the examples of a batch: refused, also in functional code."""
+    """Batch normalisation mixes the examples of a batch: refused, also in functional code.
+
+    Where a weight is normalised (standardised convolutions), there are no examples to mix.
+    """
     training = kwargs.get("training", args[5] if len(args) > 5 else False)
-    if not training:
+    input = args[0] if args else kwargs["input"]
+    if not training or capture.find(input) or capture.tracker.label(input) is None:
         return NotImplemented
     raise UnsupportedModel(
         "batch_norm mixes the examples of a batch, so no example has a gradient of its own: "

@@ -100,3 +100,25 @@ def test_a_cache_is_off_in_training_and_refused_where_it_is_asked_for():
     assert model.config.use_cache is True  # as it was
     with pytest.raises(UnsupportedModel, match=r"past_key_values.*use_cache=False"):
         captured_sum(Generator(always=True).double(), x, cotangent)
+
+
+class KeepsInEval(nn.Module):
+    """What it makes of its parameter is kept from pass to pass, except in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.kept = nn.Parameter(torch.randn(4, 4)), {}
+
+    def forward(self, x):
+        if self.training:
+            return x @ torch.softmax(self.weight, 0)
+        self.kept.setdefault("weight", torch.softmax(self.weight, 0))
+        return torch.bmm(x.unsqueeze(1), self.kept["weight"].expand(len(x), 4, 4)).squeeze(1)
+
+
+def test_a_layer_that_keeps_tensors_in_eval_is_told_to_train():
+    x, cotangent = torch.randn(5, 4), torch.randn(5, 4)
+    model = nn.Sequential(KeepsInEval())
+    captured_sum(model, x, cotangent)
+    with pytest.raises(UnsupportedModel, match=r"in eval\(\): call model\.train\(\)"):
+        captured_sum(model.eval(), x, cotangent, physical=3)
