@@ -91,8 +91,7 @@ def embedding_bag(
         )
     if not w or mode == "max":
         return NotImplemented
-    kept = None if padding_idx is None else input != padding_idx % len(w.value)
-    with capture:
+    with capture:  # whatever follows from indices has their rows
         looked = F.embedding(
             input,
             weight,
@@ -102,7 +101,8 @@ def embedding_bag(
         )
         if per_sample_weights is not None:
             looked = looked * per_sample_weights.unsqueeze(-1)
-        if kept is None:
+        if padding_idx is None:
             return looked.sum(1) if mode == "sum" else looked.mean(1)
+        kept = input != padding_idx % len(w.value)
         total = looked.masked_fill(~kept.unsqueeze(-1), 0).sum(1)
         return total if mode == "sum" else total / kept.sum(1, keepdim=True).clamp(min=1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+from tests.support.loops import epoch, private
 from tests.support.reference import captured_sum, check_sum_of_zoo
 from tests.support.zoo import BY_RULE
 from vestige import UnsupportedModel
@@ -39,6 +41,16 @@ def test_a_bag_with_offsets_is_refused_with_the_remedy():
 def test_a_bag_whose_rows_depend_on_others_is_refused(option):
     with pytest.raises(UnsupportedModel, match=next(iter(option))):
         captured_sum(nn.EmbeddingBag(7, 3, **option), torch.randint(0, 7, (4, 5)), torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("mode", ["mean", "sum"])
+def test_a_bag_with_padding_passes_the_self_check(mode):
+    data = TensorDataset(torch.randint(0, 7, (24, 5)), torch.randint(0, 3, (24,)))
+    model = nn.Sequential(nn.EmbeddingBag(7, 4, mode=mode, padding_idx=0), nn.Linear(4, 3))
+    engine, model, optimizer, loader = private(model, data)
+    epoch(model, optimizer, loader)
+    assert engine.released == len(loader)
+    assert not any("self-check was skipped" in caveat for caveat in engine.caveats())
 
 
 def test_a_bag_is_not_run_row_by_row():

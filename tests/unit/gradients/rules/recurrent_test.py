@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
+from torch.utils.data import TensorDataset
 
+from tests.support.loops import epoch, private
 from tests.support.reference import captured_sum, check_sum_of_zoo
-from tests.support.zoo import BY_RULE
+from tests.support.zoo import BY_RULE, zoo
 from vestige import UnsupportedModel
 
 
@@ -55,3 +57,21 @@ def test_a_sequence_that_was_packed_outside_is_refused(kind):
     packed = pack_sequence([torch.randn(n, 3) for n in (4, 3, 3, 1)])
     with pytest.raises(UnsupportedModel, match=REMEDY):
         captured_sum(Packed(kind(3, 4)), (packed.data, packed.batch_sizes), torch.randn(11, 4))
+
+
+@pytest.mark.parametrize("name", ["lstm cell", "gru cell", "lstm with projections"])
+def test_cells_and_projections_pass_the_self_check(name):
+    layer, _, pick = zoo()[name]
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return pick(self.layer(x)).flatten(1)[:, :3]
+
+    data = TensorDataset(torch.randn(24, 5, 3), torch.randint(0, 3, (24,)))
+    engine, model, optimizer, loader = private(Model(), data)
+    epoch(model, optimizer, loader)
+    assert engine.released == len(loader)
