@@ -26,7 +26,7 @@ __all__ = [
 if TYPE_CHECKING:
     from vestige import methods
     from vestige.compat.engine import PrivacyEngine
-    from vestige.engine.validation import fix
+    from vestige.engine.fixing import fix
     from vestige.errors import (
         BudgetExhausted,
         ConfigError,
@@ -46,7 +46,7 @@ _HOMES = {
     "GradSampleModule": "vestige.grad_sample",
     "PrivacyEngine": "vestige.compat.engine",
     "PrivacyPlan": "vestige.plan",
-    "fix": "vestige.engine.validation",
+    "fix": "vestige.engine.fixing",
     "load": "vestige.train.saved_model",
     "BudgetExhausted": "vestige.errors",
     "ConfigError": "vestige.errors",

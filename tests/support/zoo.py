@@ -121,11 +121,20 @@ BY_RULE = {
         "conv3d",
     ],
     "norms": ["layer norm", "layer norm, two axes", "group norm", "instance norm", "rms norm"],
-    "embedding": ["embedding"],
+    "embedding": ["embedding", "bag of mean", "bag of sum", "bag with weights"],
     "elementwise": ["prelu"],
     "attention": ["attention", "cross attention", "attention with learned bias", "transformer"],
-    "recurrent": ["lstm", "gru", "rnn"],
-    "fallback": ["transposed conv", "fallback"],
+    "recurrent": [
+        "lstm",
+        "gru",
+        "rnn",
+        "lstm with projections",
+        "lstm cell",
+        "gru cell",
+        "rnn cell",
+        "last step by length",
+    ],
+    "fallback": ["transposed conv", "fallback", "bag of max"],
 }
 
 
@@ -192,6 +201,19 @@ def zoo() -> dict[str, tuple[nn.Module, Any, Any]]:
         ),
         "gru": (nn.GRU(3, 4, batch_first=True), r(9, 5, 3), first),
         "rnn": (nn.RNN(3, 4, bias=False, nonlinearity="relu", batch_first=True), r(9, 5, 3), first),
+        "lstm with projections": (
+            nn.LSTM(3, 4, num_layers=2, proj_size=2, bidirectional=True, batch_first=True),
+            r(9, 5, 3),
+            first,
+        ),
+        "lstm cell": (Steps(nn.LSTMCell(3, 4)), r(9, 5, 3), same),
+        "gru cell": (Steps(nn.GRUCell(3, 4), zeros=True), r(9, 5, 3), same),
+        "rnn cell": (Steps(nn.RNNCell(3, 4, bias=False)), r(9, 5, 3), same),
+        "last step by length": (LastStep(), (r(9, 5, 3), torch.arange(9) % 5 + 1), same),
+        "bag of mean": (nn.EmbeddingBag(7, 3, padding_idx=2), tokens, same),
+        "bag of sum": (nn.EmbeddingBag(7, 3, mode="sum"), tokens, same),
+        "bag of max": (nn.Sequential(nn.EmbeddingBag(7, 3, mode="max")), tokens, same),
+        "bag with weights": (WeightedBag(), (tokens, r(9, 5)), same),
         "tied": (Tied(), tokens, same),
         "functional": (Functional(), r(9, 3, 4), same),
         "fused linear": (FusedLinear(), r(9, 4, 3), same),
@@ -206,6 +228,41 @@ class AttentionBias(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return first(self.attend(x, x, x))
+
+
+class Steps(nn.Module):
+    """A cell in a loop over time, from no state or from zeros."""
+
+    def __init__(self, cell: nn.Module, zeros: bool = False) -> None:
+        super().__init__()
+        self.cell, self.zeros = cell, zeros
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(len(x), 4) if self.zeros else None
+        for t in range(x.shape[1]):
+            state = self.cell(x[:, t], state)
+        return torch.cat(state, 1) if isinstance(state, tuple) else state
+
+
+class LastStep(nn.Module):
+    """What replaces a packed sequence: padded rows, and the step at which each of them ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(3, 4, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        out, _ = self.layer(x)
+        return out[torch.arange(len(out)), lengths - 1]
+
+
+class WeightedBag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(7, 3, mode="sum", padding_idx=-1)
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        return self.bag(x, per_sample_weights=weights)
 
 
 def cast(x, dtype):

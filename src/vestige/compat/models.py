@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from vestige.engine.validation import check_model, fix
+from vestige.engine.fixing import fix
+from vestige.engine.validation import check_model
 from vestige.errors import ConfigError, UnsupportedModel, VestigeError
 
 

@@ -1,10 +1,8 @@
-"""What a model, an optimizer and a loss must be for private training, and `fix`, which helps."""
+"""What a model, an optimizer and a loss must be for private training."""
 
 from __future__ import annotations
 
-import copy
 import functools
-import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
 
+from vestige.engine.fixing import is_frozen
 from vestige.errors import ConfigError, UnsupportedModel
 
 _MANY = 1000
@@ -56,11 +55,12 @@ def check_model(module: Any) -> None:
         )
     for name, part in module.named_modules():
         where = f"module {name or '(root)'!r} ({type(part).__name__})"
-        if isinstance(part, _BatchNorm):
+        if isinstance(part, _BatchNorm) and not is_frozen(part):
             raise UnsupportedModel(
                 f"{where} normalises over the batch, so no example has a gradient of its own and "
                 "its running statistics leak: use vestige.fix(model), which puts GroupNorm there, "
-                "and build the optimizer from the fixed model."
+                "and build the optimizer from the fixed model, or freeze it: "
+                ".eval().requires_grad_(False)."
             )
         if isinstance(part, _InstanceNorm) and part.track_running_stats:
             raise UnsupportedModel(
@@ -99,42 +99,6 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
             f"parameter {name!r} holds NaN or infinity, so that no example has a gradient: "
             "initialise the model again."
         )
-
-
-def fix(model: nn.Module) -> nn.Module:
-    """A copy of the model with BatchNorm replaced by GroupNorm and no running statistics.
-
-    Affine weights are kept. The original is left alone; build the optimizer from the copy. The
-    number of groups is the largest common divisor of 32 and the channels (one group where
-    the inputs may have no other axis to normalise over: BatchNorm1d, SyncBatchNorm).
-    """
-    model = copy.deepcopy(model)
-    return _fixed(model)
-
-
-def _fixed(module: nn.Module) -> nn.Module:
-    if isinstance(module, _BatchNorm):
-        return _group_norm(module)
-    if isinstance(module, _InstanceNorm):
-        module.track_running_stats = False
-        module.running_mean = module.running_var = module.num_batches_tracked = None
-    for name, child in module.named_children():
-        replacement = _fixed(child)
-        if replacement is not child:
-            setattr(module, name, replacement)
-    return module
-
-
-def _group_norm(norm: _BatchNorm) -> nn.GroupNorm:
-    channels = norm.num_features
-    images = isinstance(norm, nn.BatchNorm2d | nn.BatchNorm3d)
-    groups = math.gcd(32, channels) if images else 1
-    replacement = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)
-    for name in ("weight", "bias"):
-        old = getattr(norm, name)
-        if old is not None:
-            setattr(replacement, name, nn.Parameter(old.detach().clone(), old.requires_grad))
-    return replacement.train(norm.training)
 
 
 def check_optimizer(optimizer: Any, module: nn.Module) -> None:

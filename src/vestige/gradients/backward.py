@@ -216,7 +216,9 @@ class BackwardPass:
             raise PrivacyError(
                 "backward on a batch that is not the one the private loader handed out last: "
                 "iterate over the loader that make_private returned, pass each of its batches "
-                "whole through the model, and evaluate other data under torch.no_grad()."
+                "whole through the model, and evaluate other data under torch.no_grad(). Where "
+                "another model learns from this one (a GAN's generator), freeze this one for that "
+                "step: model.requires_grad_(False), and True again before the next batch."
             )
         task = torch._C._current_graph_task_id()
         if batch.done or (batch.backward is not None and batch.backward != task):

@@ -19,11 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.geometry import Geometry
 from vestige.gradients.backward import BackwardPass, Forward
+from vestige.gradients.caches import Caches
 from vestige.gradients.clipping import Clip
 from vestige.gradients.collector import Collector, DenseCollector, ForwardRecord
 from vestige.gradients.groups import Groups
@@ -35,6 +37,7 @@ from vestige.gradients.hooks import (
     Hook,
     Interruptible,
     Refusal,
+    refuse_training,
 )
 from vestige.gradients.recompute import Recomputation, refuse_around_the_model
 from vestige.gradients.refs import Ref, Source, Uncovered, does_not_fit, overlaps, tensors_in
@@ -69,7 +72,7 @@ class Capture(TorchFunctionMode, BackwardPass):
         self.before_forward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         self.inside: list[str] = [f"{type(module).__name__} (root)"]  # where the forward pass is
         self.paused = False  # operations run as they are, uncaptured
-        self._fallback = Fallback(module)
+        self._fallback, self._caches = Fallback(module), Caches(module)
         self.recomputation = Recomputation(self)
         self._sources = {id(slot.parameter): Source(slot, slot.parameter) for slot in groups.slots}
         self._shared: dict[int, Source] = {}  # of the running forward pass
@@ -92,6 +95,8 @@ class Capture(TorchFunctionMode, BackwardPass):
             self.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
             self.module.register_forward_hook(leave, always_call=True),
         ]
+        for norm in (part for part in self._parts if isinstance(part, _BatchNorm)):
+            self._handles.append(norm.register_forward_pre_hook(Hook(refuse_training)))
         if self.module._compiled_call_impl is None:
             self.module._compiled_call_impl = Interruptible(self)
         for slot in self.groups.slots:
@@ -122,7 +127,8 @@ class Capture(TorchFunctionMode, BackwardPass):
         """The model as if nobody watched: for synthetic rows only."""
         self.paused = Guard.off = True
         try:
-            yield
+            with self._caches.off():
+                yield
         finally:
             self.paused = Guard.off = False
 
@@ -151,6 +157,7 @@ class Capture(TorchFunctionMode, BackwardPass):
             batch = self.batch if self.batch is not None and self.batch.rows == rows else None
             self._forward = Forward(rows, batch, batch.record if batch else ForwardRecord())
             self.tracker.begin(rows, (args, kwargs), self.axis)
+            self._open.enter_context(self._caches.off())
             self._open.enter_context(self._fallback(self))
             self._open.enter_context(self.recomputation.watching())
             self._state = self._versions()

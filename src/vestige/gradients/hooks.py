@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vestige.errors import UnsupportedModel
@@ -63,6 +63,16 @@ def do_nothing(*_: Any) -> None:
 
 def _nothing() -> Callable[..., None]:
     return do_nothing
+
+
+def refuse_training(norm: nn.Module, _: Any) -> None:
+    """A batch norm that was taken because it was frozen must stay so, also without gradients."""
+    if norm.training:
+        raise UnsupportedModel(
+            f"{type(norm).__name__} was frozen when private training began and is in train() now, "
+            "where it mixes the examples of a batch and keeps their statistics: call .eval() on "
+            "it after model.train()."
+        )
 
 
 class Interruptible:

@@ -29,8 +29,9 @@ class Uncovered(UnsupportedModel):
         self._where = self._where or where
 
     def __str__(self) -> str:
+        where = f" in {self._where}" if self._where else ""
         return (
-            f"{self._what} in {self._where}, for which no per-example gradient rule exists. Move "
+            f"{self._what}{where}, for which no per-example gradient rule exists. Move "
             "that parameter and its use into a submodule of its own (it then runs row by row), "
             "use a covered layer, or freeze the parameter."
         )

@@ -175,7 +175,11 @@ class Trial:
         ]
         pairs = list(zip(outputs, cotangents, strict=True))
         if any(out.shape != c.shape for out, c in pairs):
-            raise mixed("the model gives outputs of another shape for one row than for several")
+            raise mixed(
+                "the model gives outputs of another shape for one row than for several, as "
+                "squeeze() does, which takes the axis of a single row away: name the axis, as in "
+                "squeeze(-1)"
+            )
         differentiable = [(out, c) for out, c in pairs if out.requires_grad]
         with self.capture.plainly():
             gradients = torch.autograd.grad(

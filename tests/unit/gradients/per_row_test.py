@@ -18,12 +18,12 @@ from tests.support.own_weights import (
     traces,
 )
 from tests.support.reference import call
-from tests.support.zoo import cast, zoo
+from tests.support.zoo import BY_RULE, cast, zoo
 from vestige import PrivacyError, UnsupportedModel
 from vestige.gradients.groups import partition
 from vestige.gradients.per_row import Expanded, own_ascent
 
-REFUSED_BY_VMAP = {"lstm", "gru", "rnn"}
+REFUSED_BY_VMAP = set(BY_RULE["recurrent"]) - {"gru cell", "rnn cell"}
 
 
 @pytest.mark.parametrize("name", list(zoo()))

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.reference import call, captured_sum, clip_and_sum, loop_gradients
-from tests.support.zoo import cast, zoo
+from tests.support.zoo import BY_RULE, cast, zoo
 from vestige import PrivacyEngine, PrivacyError, UnsupportedModel
 from vestige.gradients import Capture
 from vestige.gradients.clipping import Clip
@@ -71,7 +71,7 @@ def test_sums_are_those_of_a_loop_over_single_examples(name: str, times: int) ->
     gradients = loop_gradients(model, x, cotangent, groups, pick=pick)
     bound = float(gradients.norm(dim=1).median())
     expected = clip_and_sum(gradients, groups, Clip.over(bound, groups.names))
-    if name in ("fallback", "transposed conv"):  # they run row by row
+    if name in BY_RULE["fallback"]:  # they run row by row
         with pytest.raises(UnsupportedModel, match="for the first time"):
             captured_sum(model, x, cotangent, pick=pick)
         model.times = 0

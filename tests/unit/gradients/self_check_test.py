@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
+from tests.support import loops
 from tests.support.attribution import (
     RARE,
     Fn,
@@ -256,3 +259,29 @@ def test_a_check_of_the_first_way_only_is_noticed(monkeypatch):
     monkeypatch.setattr(Run, "_check_way", once)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_a_training_flag_is_checked_like_the_first("its own")
+
+
+class Squeezed(nn.Module):
+    def __init__(self, *axis):
+        super().__init__()
+        self.layer, self.axis = nn.Linear(5, 1), axis
+
+    def forward(self, x):
+        return self.layer(x).squeeze(*self.axis)
+
+
+def test_a_squeeze_that_takes_the_row_of_a_lot_of_one_is_refused_before_it_meets_one():
+    """Its output has no axis of rows then, and the loss would fail, or broadcast, on that lot."""
+    data = TensorDataset(torch.randn(24, 5), torch.rand(24))
+    _, model, _, loader = loops.private(Squeezed(), data)
+    with pytest.raises(PrivacyError, match=r"squeeze\(\).*name the axis, as in squeeze\(-1\)"):
+        for x, _ in loader:
+            model(x)
+    engine, model, optimizer, loader = loops.private(Squeezed(-1), data, batch_size=2)
+    sizes = set()
+    for _ in range(3):
+        for x, y in loader:
+            sizes.add(len(x))
+            F.binary_cross_entropy_with_logits(model(x), y).backward()
+            optimizer.step()
+    assert 1 in sizes and engine.released == 3 * len(loader)

@@ -99,7 +99,11 @@ def repeat(capture: Capture, func: Any, value: Tensor, *times: Any, **kwargs: An
     if any(t != 1 and value.shape[i] != 1 for i, t in enumerate(times)):
         return NotImplemented
     sizes = [t * n for t, n in zip(times, value.shape, strict=True)]
-    return expand(capture, func, value, *sizes, **kwargs)
+    made = expand(capture, func, value, *sizes, **kwargs)
+    if made is NotImplemented:
+        return made
+    with capture:
+        return made.contiguous()  # entries of their own, as views of what is repeated expect
 
 
 def _numbers(given: tuple[Any, ...]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Rule for embeddings: a row of the table for every index."""
+"""Rules for embeddings: a row of the table for every index, or the sum of a bag of them."""
 
 from __future__ import annotations
 
@@ -68,3 +68,41 @@ def _shared_lookup(capture: Capture, w: Ref, indices: Tensor, padding_idx: int |
         return _looked_up(indices.expand(len(g), *indices.shape), g, w, padding_idx)
 
     return capture.share(w, F.embedding(indices, w.value, padding_idx), attribute)
+
+
+@rule(F.embedding_bag)
+def embedding_bag(
+    capture: Capture,
+    _: Any,
+    input: Tensor,
+    weight: Tensor,
+    mode: str = "mean",
+    per_sample_weights: Tensor | None = None,
+    padding_idx: int | None = None,
+    **options: Any,
+) -> Any:
+    """The sum or mean of the table's rows at (rows, positions) indices."""
+    w = capture.find(weight)
+    if w and input.ndim == 1:
+        raise UnsupportedModel(
+            f"embedding bag {w.slot.name!r} is given the indices of all records in one axis, with "
+            "offsets, where no record has a row of its own: give it (rows, positions), padded to a "
+            "public length, and build it with padding_idx."
+        )
+    if not w or mode == "max":
+        return NotImplemented
+    with capture:  # whatever follows from indices has their rows
+        looked = F.embedding(
+            input,
+            weight,
+            padding_idx,
+            max_norm=options.get("max_norm"),
+            scale_grad_by_freq=options.get("scale_grad_by_freq", False),
+        )
+        if per_sample_weights is not None:
+            looked = looked * per_sample_weights.unsqueeze(-1)
+        if padding_idx is None:
+            return looked.sum(1) if mode == "sum" else looked.mean(1)
+        kept = input != padding_idx % len(w.value)
+        total = looked.masked_fill(~kept.unsqueeze(-1), 0).sum(1)
+        return total if mode == "sum" else total / kept.sum(1, keepdim=True).clamp(min=1)

@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from vestige.errors import UnsupportedModel, VestigeError
+from vestige.gradients.caches import handed
 from vestige.gradients.refs import Ref, Uncovered
 from vestige.gradients.rows import Rows
 
@@ -103,16 +104,23 @@ class Fallback:
     def _row_by_row(
         self, capture: Capture, name: str, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
+        if (cache := handed(kwargs)) is not None:
+            raise UnsupportedModel(
+                f"{type(module).__name__} {name!r} has no per-example gradient rule and is handed "
+                f"a cache of other positions ({cache}), which cannot be kept one row at a time: "
+                "call the model with use_cache=False."
+            )
         capture.paused = True  # what follows is for vmap to see
         try:
             return self._with_own_parameters(capture, module, args, kwargs)
         except VestigeError:
             raise
         except (RuntimeError, ValueError) as error:
+            in_eval = " Some layers keep tensors between passes in eval(): call model.train()."
             raise UnsupportedModel(
                 f"{type(module).__name__} {name!r} has no per-example gradient rule and "
                 f"could not be run one row at a time ({str(error).splitlines()[0]}). Use a covered "
-                "layer in its place, or freeze its parameters."
+                f"layer in its place, or freeze its parameters.{'' if module.training else in_eval}"
             ) from error
         finally:
             capture.paused = False
@@ -122,22 +130,34 @@ class Fallback:
     ) -> Any:
         rows = capture.rows
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        # Other modules, and parameters of theirs, may be arguments: a table of distances that all
+        # layers share, the two factors of an adapter.
+        called = _Called([module, *(leaf for leaf in leaves if isinstance(leaf, nn.Module))])
         refs = {
-            key: ref for key, p in module.named_parameters() if (ref := capture.find(p)) is not None
+            key: ref for key, p in called.named_parameters() if (ref := capture.find(p)) is not None
         }
-        split = {i: seat for i, leaf in enumerate(leaves) if (seat := _seat(capture, leaf, refs))}
-        lifted = {}
-        for key, ref in refs.items():
-            shape = (rows, *ref.value.shape)
-            lifted[key] = capture.lift(ref, shape, capture.tracker.on_axis(shape, 0))
+        given = {i: ref for i, leaf in enumerate(leaves) if (ref := capture.find(leaf)) is not None}
+        split = {
+            i: seat
+            for i, leaf in enumerate(leaves)
+            if i not in given and (seat := _seat(capture, leaf, refs))
+        }
 
-        def one(parameters: dict[str, Tensor], *columns: Tensor) -> Any:
+        def lift(ref: Ref) -> Tensor:
+            shape = (rows, *ref.value.shape)
+            return capture.lift(ref, shape, capture.tracker.on_axis(shape, 0))
+
+        def one(
+            parameters: dict[str, Tensor], arguments: dict[int, Tensor], *columns: Tensor
+        ) -> Any:
             row = list(leaves)
+            for i, argument in arguments.items():
+                row[i] = argument
             for i, column in zip(split, columns, strict=True):
                 row[i] = split[i].column(column)
             row_args, row_kwargs = pytree.tree_unflatten(row, spec)
             made, shape = pytree.tree_flatten(
-                functional_call(module, parameters, row_args, row_kwargs)
+                functional_call(called, parameters, row_args, row_kwargs)
             )
             rest[:] = [Tensor if isinstance(value, Tensor) else value for value in made]
             specs[:] = [shape]
@@ -149,11 +169,22 @@ class Fallback:
         with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
             run = vmap(one, randomness="different")
-            out = run(lifted, *(split[i].first(leaves[i]) for i in split))
+            out = run(
+                {key: lift(ref) for key, ref in refs.items()},
+                {i: lift(ref) for i, ref in given.items()},
+                *(split[i].first(leaves[i]) for i in split),
+            )
         seats = list(split.values())
         tensors = iter([_joined(capture, t, seats) for t in out])
         made = [next(tensors) if value is Tensor else value for value in rest]
         return pytree.tree_unflatten(made, specs[0])
+
+
+class _Called(nn.ModuleList):
+    """A module that is called, and modules that it is given, whose parameters are swapped too."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self[0](*args, **kwargs)
 
 
 @dataclass(frozen=True)

@@ -188,3 +188,16 @@ def einsum(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
     # Through the tracker, which sees whether the operands' rows agree.
     with capture:
         return torch.einsum(",".join(terms) + "->" + output, *operands)
+
+
+@rule(torch._grouped_mm, F.grouped_mm)
+def grouped(capture: Capture, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Tokens of all records, sorted by the expert that they go to: no rows are left."""
+    ref = next((r for r in map(capture.find, args) if r), None)
+    if ref is None:
+        return NotImplemented
+    raise UnsupportedModel(
+        f"parameter {ref.slot.name!r} of a mixture of experts is used by {func.__name__!r}, where "
+        "the tokens of all records are sorted by expert and no record has a row of its own: call "
+        "model.set_experts_implementation('batched_mm') first, which keeps them in order."
+    )

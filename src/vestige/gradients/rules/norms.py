@@ -206,6 +206,13 @@ def group_norm(
     *_cudnn: Any,
 ) -> Any:
     """Group normalisation."""
+    w = capture.find(weight) or capture.find(bias)
+    if w and input.ndim > 1 and input.shape[1:].numel() == num_groups:
+        raise UnsupportedModel(
+            f"the GroupNorm with {w.slot.name!r} is given {tuple(input.shape[1:])} in {num_groups} "
+            "groups: it normalises one value at a time, which gives its bias whatever comes in. "
+            "Use fewer groups, larger inputs, or leave it out."
+        )
 
     def run(x: Tensor, w: Any, b: Any) -> Tensor:
         return F.group_norm(x, num_groups, w, b, eps)
@@ -238,9 +245,13 @@ def instance_norm(capture: Capture, _: Any, input: Tensor, **options: Any) -> An
 
 @rule(F.batch_norm, torch.batch_norm)
 def batch_norm(capture: Capture, _: Any, *args: Any, **kwargs: Any) -> Any:
-    """Batch normalisation mixes the examples of a batch: refused, also in functional code."""
+    """Batch normalisation mixes the examples of a batch: refused, also in functional code.
+
+    Where a weight is normalised (standardised convolutions), there are no examples to mix.
+    """
     training = kwargs.get("training", args[5] if len(args) > 5 else False)
-    if not training:
+    input = args[0] if args else kwargs["input"]
+    if not training or capture.find(input) or capture.tracker.label(input) is None:
         return NotImplemented
     raise UnsupportedModel(
         "batch_norm mixes the examples of a batch, so no example has a gradient of its own: "
