@@ -121,7 +121,7 @@ class BatchMemoryManager:
         self._expected = run.plan.expected_lot
 
     def __enter__(self) -> DataLoader[Any]:
-        rows = self.max_physical_batch_size
+        rows, self._before = self.max_physical_batch_size, (self._lots.physical, self._lots.pieces)
         self._lots.physical, self._lots.pieces = rows, batches_of_a_lot(self._expected, rows)
         return self.data_loader
 

@@ -253,8 +253,8 @@ class Capture(TorchFunctionMode, BackwardPass):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._stream is not None:
-            self._stream.watch(kwargs.get("generator"))
+        if self._stream is not None or self.recomputation.depth:
+            self.recomputation.watch(self._stream, kwargs.get("generator"))
         if self.paused or self._forward is None:
             return func(*args, **kwargs)
         if func in FACTS:
@@ -283,7 +283,7 @@ class Capture(TorchFunctionMode, BackwardPass):
                 raise
             raise explained from error
         self.tracker.follow(func, before, args, kwargs, out, ruled)
-        return out
+        return self.recomputation.saw(func, out)
 
     def _explained(self, error: Exception, func: Any, args: Any, kwargs: Any) -> ConfigError | None:
         """The error for arguments that torch does not take beside a parameter; None for others."""

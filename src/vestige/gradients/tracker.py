@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,7 +36,6 @@ item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ __c
 allclose is_nonzero __dlpack__
 """.split()
 
-_NONE = object()  # the mark of a tensor that the pass did not make
 # The labels of an operation's arguments by their identity (constants have none), and the version of
 # the first, which tells afterwards whether it was written to.
 Before = tuple[dict[int, Label], int | None]
@@ -64,6 +63,7 @@ class Tracker:
         self._visits: Counter[Any] = Counter()
         self.noting = False  # while the self-check runs
         self.again = False  # while a checkpointed block runs a second time: it attributes nothing
+        self.guard: Callable[[Tensor, Label | None], None] | None = None  # while a block runs
         self._top = getattr(type(module).forward, "__code__", None)
         self.checked = False  # whether the self-check has shown something
         self._registered: set[int] = set()  # parameters and buffers
@@ -103,16 +103,13 @@ class Tracker:
 
     def give(self, tensor: Tensor, label: Label | None) -> None:
         """Label a tensor; None says that it is a constant."""
+        if self.guard is not None:
+            self.guard(tensor, label)
         tensor._vestige = (self._token, label, tensor._version)  # type: ignore[attr-defined]
 
-    def mark(self, tensor: Tensor) -> Any:
-        """A tensor's label as it stands, for `put_back`."""
-        return self.label(tensor) if self._made_here(tensor) else _NONE
-
-    def put_back(self, tensor: Tensor, mark: Any) -> None:
-        """Label a tensor as the one was whose `mark` this is: it has the same contents."""
-        if mark is not _NONE:
-            self.give(tensor, mark)
+    def earlier(self, tensor: Tensor) -> Label | None:
+        """The label that a tensor was given last in this pass, whatever was written to it since."""
+        return tensor._vestige[1] if self._made_here(tensor) else None  # type: ignore
 
     def has_label(self, tensor: Tensor) -> bool:
         """Whether the tensor has a label, if only that of a constant, and is unchanged since."""
@@ -300,7 +297,7 @@ class Tracker:
         """Whether a tensor is the model's: a parameter, a buffer or kept in an attribute."""
         if id(tensor) not in self._own and not self._looked:
             # What an attribute holds of this pass for a while is no constant.
-            self._own = {id(t): t for _, _, t in self._kept() if not self._saw(t)}
+            self._own = {id(t): t for _, _, t in self._kept() if not self.saw(t)}
             self._looked = True
         return id(tensor) in self._own
 
@@ -361,13 +358,13 @@ class Tracker:
                     continue
                 if kind is tuple and not any(type(v) not in _PLAIN_TYPES for v in value):
                     continue
-                if not isinstance(value, nn.Module) and any(map(self._saw, tensors_in(value))):
+                if not isinstance(value, nn.Module) and any(map(self.saw, tensors_in(value))):
                     raise kept_by_forward(type(module).__name__, key)
         for module in self._extra:
-            if any(self._saw(t) for t in tensors_in(module.get_extra_state())):
+            if any(self.saw(t) for t in tensors_in(module.get_extra_state())):
                 raise kept_by_forward(type(module).__name__, "get_extra_state()")
 
-    def _saw(self, tensor: Tensor) -> bool:
+    def saw(self, tensor: Tensor) -> bool:
         mark = getattr(tensor, "_vestige", None)
         return mark is not None and mark[0] == self._token and mark[1] is not None
 

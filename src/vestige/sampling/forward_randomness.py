@@ -23,7 +23,7 @@ import itertools
 import random
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,24 @@ class LotStream:
             for give_back in reversed(self._kept.pop()):  # one may stand there under two names
                 give_back()
             self._seeds = outer
+
+    def position(self) -> Callable[[], AbstractContextManager[None]]:
+        """Where all generators stand now: while what is returned is entered, they stand there."""
+        known = [*_all(self.explicit), *self._seeds]
+        there = [_keep(generator) for generator in known]
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            here = [_keep(generator) for generator in known]
+            try:
+                for put in reversed(there):
+                    put()
+                yield
+            finally:
+                for put in reversed(here):
+                    put()
+
+        return again
 
     def _adopt(self, generator: Any) -> None:
         self._kept[-1].append(_keep(generator))

@@ -46,8 +46,6 @@ def released_share(
     facts = Facts(ADJACENCY, test_mode=seed is not None)
     run = secrets.token_hex(8)
     randomness = Randomness(seed)
-    # Test mode has one key for the run: another address than that of its training noise.
-    randomness.relabel = lambda purpose: b"held-out " + purpose
     slot = Slot("held-out", nn.Parameter(torch.zeros(2)), 0, 0)
     ledger = Ledger()
     door = Door(
@@ -63,7 +61,12 @@ def released_share(
     file = LedgerFile(path)
     try:
         told = {"data": about, "method": "held-out figure", "adjacency": ADJACENCY}
-        common_data([*(r.about for r in file.content.runs.values()), told])
+        earlier = file.content.runs.values()
+        common_data([*(r.about for r in earlier), told])
+        # Test mode has one key: another address than that of the training noise, and than those of
+        # figures that were released before, whose noise would be the same.
+        place = b"held-out %d " % len(earlier)
+        randomness.relabel = lambda purpose: place + purpose
         door.account = file.account(run, told | {"test_mode": facts.test_mode}, block=1)
         ledger.keep_in(file)
         right, wrong = door.release(ClippedSum(pair, (1.0,)), 1.0).values.tolist()

@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.loops import N, epoch, lot_sum, mean_loss, mlp, private, records, step, weights
 from tests.support.reference import clip_and_sum
-from vestige import ConfigError, PrivacyEngine, PrivacyError
+from vestige import ConfigError, PrivacyError
 from vestige.engine.caveats import REPEATABLE
+from vestige.engine.privacy_engine import PrivacyEngine
 from vestige.gradients.clipping import Clip
 from vestige.gradients.groups import partition
 from vestige.privacy.accounting import epsilon
@@ -84,7 +85,7 @@ def test_the_model_and_the_optimizer_are_the_users_own():
     model = mlp()
     keys, kind = list(model.state_dict()), type(model)
     optimizer = torch.optim.Adam(model.parameters())
-    _, same, also, loader = private(model, optimizer=optimizer)
+    _, same, also, loader = private(model, optimizer=optimizer, engine=PrivacyEngine())
     assert same is model
     assert also is optimizer
     assert type(model) is kind

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import random
+import threading
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -89,8 +92,7 @@ def trained(model: nn.Module, **options: Any) -> Tensor:
         data_loader=DataLoader(data, batch_size=16),
         noise_multiplier=1.0,
         max_grad_norm=1.0,
-        noise_seed=3,
-        **options,
+        **{"noise_seed": 3, **options},
     )
     for x, y in loader:
         optimizer.zero_grad()
@@ -184,9 +186,148 @@ def test_rows_that_meet_inside_a_block_are_refused() -> None:
         trained(Mixing())
 
 
-def test_torch_is_left_as_it_was() -> None:
-    from torch.utils import checkpoint as module
+class Crafted(nn.Module):
+    """A block that `body` makes of a linear layer, the block's input and its count of runs."""
 
-    before = module._checkpoint_without_reentrant_generator, module.CheckpointFunction
+    def __init__(self, body: Any, **options: Any) -> None:
+        super().__init__()
+        self.words, self.inner, self.head = nn.Embedding(11, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.body, self.options, self.runs = body, options, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x).mean(1)
+        z = h.detach() * 2
+
+        def block(u: Tensor, more: tuple[Tensor, ...]) -> Tensor:
+            self.runs += 1
+            return self.body(self, u, more[0])
+
+        out = checkpoint(block, h, (z,), use_reentrant=False, **self.options)
+        if self.body is unchanged:
+            z.copy_(z.flip(0))
+        return self.head(out)
+
+
+def unchanged(model: Crafted, u: Tensor, z: Tensor) -> Tensor:
+    return torch.tanh(u + model.inner(z))
+
+
+def flipped(model: Crafted, u: Tensor, z: Tensor) -> Tensor:
+    own = z * 1
+    out = model.inner(own)
+    own.copy_(own.flip(0))
+    return torch.tanh(u + out)
+
+
+def flipped_view(model: Crafted, u: Tensor, z: Tensor) -> Tensor:
+    own = z * 1
+    out = model.inner(own)
+    own[:, :4].copy_(own[:, :4].flip(0))
+    return torch.tanh(u + out)
+
+
+def other_the_second_time(model: Crafted, u: Tensor, z: Tensor) -> Tensor:
+    z = z.flip(0).flip(0) if model.runs % 2 else z.flip(0) * 1
+    return torch.tanh(u + model.inner(z * 1))
+
+
+def own_generator(model: Crafted, u: Tensor, z: Tensor) -> Tensor:
+    mask = torch.rand(u.shape, generator=torch.Generator().manual_seed(1))
+    return torch.tanh(u + model.inner(z * mask))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (unchanged, "changed in place between"),
+        (flipped, "changes whose rows"),
+        (flipped_view, "changes whose rows"),
+        (other_the_second_time, "something else when it is run again"),
+        (own_generator, "torch.Generator of its own"),
+    ],
+)
+def test_what_would_make_the_second_run_see_other_rows_is_refused(body: Any, expected: str) -> None:
+    model = Crafted(body)
+    groups = partition(model, "flat")
+    capture = Capture(model, groups, Clip.over(1.0, groups.names))
+    capture.attach()
+    capture.start(Batch(4))
+    with pytest.raises((PrivacyError, UnsupportedModel), match=expected):
+        model(torch.arange(20).reshape(4, 5) % 11).sum().backward()
+
+
+@pytest.mark.parametrize("source", ["torch", "numpy", "python"])
+@pytest.mark.parametrize("preserve", [True, False])
+def test_random_numbers_of_both_runs_are_the_same_and_secret(source: str, preserve: bool) -> None:
+    """With public seeds and fresh keys two runs differ; with one key they agree with no block."""
+
+    def body(model: Crafted, u: Tensor, z: Tensor) -> Tensor:
+        if source == "torch":
+            drawn = torch.rand(u.shape)
+        elif source == "numpy":
+            drawn = torch.tensor(np.random.random(u.shape), dtype=u.dtype)
+        else:
+            drawn = torch.tensor([[random.random()] for _ in u], dtype=u.dtype)
+        return torch.tanh(u + model.inner(z * drawn))
+
+    def weights(key: int, checkpointed: bool) -> Tensor:
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        model = Crafted(body, preserve_rng_state=preserve)
+        if not checkpointed:
+            model.forward = lambda x: model.head(  # type: ignore[method-assign]
+                body(model, (h := model.words(x).mean(1)), h.detach() * 2)
+            )
+        return trained(model, self_check=False, noise_seed=key)
+
+    assert torch.equal(weights(1, True), weights(1, False))
+    assert not torch.allclose(weights(1, True), weights(2, True))
+
+
+def test_two_threads_do_not_see_each_other() -> None:
+    """Another thread's checkpoints, reentrant ones too, are torch's own while a model runs."""
+    inside, outside = threading.Event(), threading.Event()
+
+    class Waiting(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            inside.set()
+            outside.wait(30)
+            return super().forward(x)
+
+    model = Waiting(True)
+    groups = partition(model, "flat")
+    capture = Capture(model, groups, Clip.over(1.0, groups.names))
+    capture.attach()
+    capture.start(Batch(2))
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            model(torch.zeros(2, 5, dtype=torch.long)).sum().backward()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert inside.wait(30)
+    for reentrant in (True, False):
+        x = torch.ones(3, requires_grad=True)
+        checkpoint(torch.exp, x, use_reentrant=reentrant).sum().backward()
+        assert torch.allclose(x.grad, torch.e * torch.ones(3))
+    outside.set()
+    thread.join(60)
+    assert not failures
+
+
+def test_after_a_run_checkpoints_are_torchs_own_again() -> None:
     trained(Blocks(True))
-    assert (module._checkpoint_without_reentrant_generator, module.CheckpointFunction) == before
+    with pytest.raises(ValueError, match="stop"):
+        trained(Crafted(_stops), self_check=False)
+    x = torch.ones(3, requires_grad=True)
+    checkpoint(torch.exp, x, use_reentrant=True).sum().backward()
+    assert torch.allclose(x.grad, torch.e * torch.ones(3))
+
+
+def _stops(model: Crafted, u: Tensor, z: Tensor) -> Tensor:
+    raise ValueError("stop")

@@ -76,6 +76,15 @@ def test_every_release_is_on_the_ledger_of_the_held_out_records(tmp_path: Path) 
     assert not content.facts.test_mode
 
 
+def test_two_figures_of_one_seed_on_one_ledger_have_noise_of_their_own(tmp_path: Path) -> None:
+    """Else their difference would be the exact one, to whoever sees both."""
+    hits = torch.full((50,), 0.5)
+    path = tmp_path / "l.jsonl"
+    first, second = released(hits, path, seed=1), released(hits, path, seed=1)
+    assert first["share"] != second["share"]
+    assert released(hits, tmp_path / "other.jsonl", seed=1)["share"] == first["share"]
+
+
 def test_the_ledger_is_charged_before_the_noise_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,8 +83,10 @@ def expand(capture: Capture, _: Any, value: Tensor, *sizes: Any, **kwargs: Any) 
     shape = [1] * (len(sizes) - ref.value.ndim) + list(ref.value.shape)
     wide = [old if new == -1 else new for new, old in zip(sizes, shape, strict=True)]
     grown = [i for i, (new, old) in enumerate(zip(wide, shape, strict=True)) if new != old]
-    # The rows are on the axis that becomes as long as the batch. (A batch of one changes nothing.)
-    axes = grown or [i for i in (capture.axis, 0) if i < len(shape) and shape[i] == 1][:1]
+    # The rows are on the axis that becomes as long as the batch. A batch of one changes nothing,
+    # and all axes of length one are its row's.
+    likely = (capture.axis, 0, *range(len(shape)))
+    axes = grown or [i for i in likely if i < len(shape) and shape[i] == 1][:1]
     if len(axes) != 1 or wide[axes[0]] != capture.rows:
         return NotImplemented
     return capture.lift(ref, wide, capture.tracker.on_axis(wide, axes[0]))

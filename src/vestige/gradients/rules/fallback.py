@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from vestige.errors import UnsupportedModel, VestigeError
 from vestige.gradients.caches import handed
-from vestige.gradients.refs import Ref, Uncovered
-from vestige.gradients.rows import Rows
+from vestige.gradients.hooks import FACTS
+from vestige.gradients.refs import Ref, Uncovered, tensors_in
+from vestige.gradients.rows import Meeting, Rows
+from vestige.gradients.tracker import Tracker
 
 if TYPE_CHECKING:
     from vestige.gradients.capture import Capture
@@ -156,9 +159,9 @@ class Fallback:
             for i, column in zip(split, columns, strict=True):
                 row[i] = split[i].column(column)
             row_args, row_kwargs = pytree.tree_unflatten(row, spec)
-            made, shape = pytree.tree_flatten(
-                functional_call(called, parameters, row_args, row_kwargs)
-            )
+            with _Alone(capture.tracker):
+                returned = functional_call(called, parameters, row_args, row_kwargs)
+            made, shape = pytree.tree_flatten(returned)
             rest[:] = [Tensor if isinstance(value, Tensor) else value for value in made]
             specs[:] = [shape]
             return [value for value in made if isinstance(value, Tensor)]
@@ -178,6 +181,22 @@ class Fallback:
         tensors = iter([_joined(capture, t, seats) for t in out])
         made = [next(tensors) if value is Tensor else value for value in rest]
         return pytree.tree_unflatten(made, specs[0])
+
+
+class _Alone(TorchFunctionMode):
+    """One row runs: it meets no tensor of the whole batch, which an object, a closure or an
+    attribute may hold beside the arguments."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__()
+        self._tracker = tracker
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func not in FACTS and any(map(self._tracker.saw, tensors_in((args, kwargs)))):
+            raise Meeting("a layer that is run row by row and reaches the whole batch").refusal()
+        return func(*args, **(kwargs or {}))
 
 
 class _Called(nn.ModuleList):

@@ -40,3 +40,26 @@ def test_what_is_repeated_can_be_viewed(rows):
     expected = clip_and_sum(loop_gradients(model, x, cotangent, groups), groups, Clip((1.0,)))
     got, watch = captured_sum(model, x, cotangent)
     assert (got - expected).norm() <= 1e-9 * expected.norm() and not watch.runs_row_by_row()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_learned_state_for_all_rows_of_a_batch_of_one_too(rows):
+    """(layers, 1, hidden) expanded to the batch: nothing grows where there is one row."""
+
+    class Started(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start = nn.Parameter(torch.randn(2, 1, 4))
+            self.gru = nn.GRU(3, 4, num_layers=2, batch_first=True)
+
+        def forward(self, x):
+            return self.gru(x, self.start.expand(2, len(x), 4).contiguous())[0][:, -1]
+
+    torch.manual_seed(0)
+    model, x = Started().double(), torch.randn(rows, 5, 3).double()
+    groups = partition(model, "flat")
+    cotangent = torch.randn(rows, 4).double()
+    gradients = loop_gradients(model, x, cotangent, groups)
+    expected = clip_and_sum(gradients, groups, Clip.over(0.5, groups.names))
+    got, _ = captured_sum(model, x, cotangent, "flat", 0.5)
+    assert (got - expected).norm() <= 1e-9 * expected.norm()

@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.support.reference import captured_sum, check_sum_of_zoo, clip_and_sum, loop_gradients
 from tests.support.zoo import BY_RULE
-from vestige import UnsupportedModel
+from vestige import PrivacyError, UnsupportedModel
 from vestige.gradients.clipping import Clip
 from vestige.gradients.groups import partition
 
@@ -122,3 +122,38 @@ def test_a_layer_that_keeps_tensors_in_eval_is_told_to_train():
     captured_sum(model, x, cotangent)
     with pytest.raises(UnsupportedModel, match=r"in eval\(\): call model\.train\(\)"):
         captured_sum(model.eval(), x, cotangent, physical=3)
+
+
+@pytest.mark.parametrize("how", ["object", "closure", "attribute"])
+def test_a_row_does_not_meet_the_whole_batch_beside_its_arguments(how):
+    """The layer has no rule, so it runs row by row; what it reaches is not split into rows."""
+
+    class Reaching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x, reach):
+            sign = torch.where((reach() == 7).any(), -1.0, 1.0)
+            return torch.linalg.matrix_exp(self.weight).mul(x.sum()) * sign
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.kept = Reaching(), None
+
+        def forward(self, x):
+            holder = types.SimpleNamespace(x=x)
+            self.kept = types.SimpleNamespace(x=x)
+            reach = {
+                "object": lambda: holder.x,
+                "closure": lambda: x,
+                "attribute": lambda: self.kept.x,
+            }[how]
+            try:
+                return self.layer(x, reach).flatten(1)
+            finally:
+                self.kept = None
+
+    with pytest.raises(PrivacyError, match="reaches the whole batch"):
+        captured_sum(Model(), torch.randn(4, 5), torch.randn(4, 9))
