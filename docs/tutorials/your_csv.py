@@ -10,11 +10,14 @@ import json
 import os
 import random
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 EPOCHS = int(os.environ.get("TUTORIAL_EPOCHS", "20"))
 os.chdir(tempfile.mkdtemp())
+# The command of the environment that runs this page.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 random.seed(7)
 with Path("patients.csv").open("w", newline="") as file:
