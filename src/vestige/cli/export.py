@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from vestige.cli.options import OwnModel, Run
 from vestige.errors import ConfigError
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: Run,
     torch_export: Annotated[
         bool, typer.Option("--torch-export", help="A program of torch.export: model.pt2.")
     ] = False,
@@ -25,9 +26,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="Where to. Default: into the run folder.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The MODULE:factory of a model of your own.")
-    ] = None,
+    model: OwnModel = None,
 ) -> None:
     """Write the model in one form, and name the files."""
     if torch_export + onnx + hf != 1:

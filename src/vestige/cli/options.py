@@ -15,6 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -34,6 +35,8 @@ def help_of(declared: Any) -> str | None:
 
 # Options that several commands have. Their ranges are the accounting's, which says more about them.
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+OwnModel = Annotated[str | None, typer.Option(help="The MODULE:factory of a model of your own.")]
 Delta = Annotated[
     float,
     typer.Option(help=help_of(options.Delta)),

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from vestige.cli.options import Json
+from vestige.cli.options import Json, OwnModel, Run
 from vestige.cli.render import print_json
 from vestige.files import write_whole
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: Run,
     data: Annotated[
         Path,
         typer.Argument(
@@ -25,9 +25,7 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="Write to this CSV file instead of the screen.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The MODULE:factory of a model of your own.")
-    ] = None,
+    model: OwnModel = None,
     as_json: Json = False,
 ) -> None:
     """One line for each record: the prediction, and the probability of each class."""

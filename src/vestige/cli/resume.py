@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from vestige.cli.options import Json
+from vestige.cli.options import Json, OwnModel, Run
 from vestige.cli.render import Display, print_run, write_pages
 from vestige.train import training
 from vestige.train.run_folder import CHECKPOINT
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: Run,
     noise_seed: Annotated[
         int | None,
         typer.Option(help="Test mode: the run's noise seed, where its secret file is gone."),
@@ -22,9 +22,7 @@ def resume(
     ledger: Annotated[
         Path | None, typer.Option(help="The ledger file that the run shares with others.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The MODULE:factory of a model of your own.")
-    ] = None,
+    model: OwnModel = None,
     as_json: Json = False,
 ) -> None:
     """Continue the run in a folder, and print the result."""

@@ -242,10 +242,8 @@ class Capture(TorchFunctionMode, BackwardPass):
 
     def count_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The rows of a call's first tensor that has a batch axis."""
-        for tensor in tensors_in((args, kwargs)):
-            if tensor.ndim > self.axis:
-                return tensor.shape[self.axis]
-        return 0
+        tensors = tensors_in((args, kwargs))
+        return next((t.shape[self.axis] for t in tensors if t.ndim > self.axis), 0)
 
     # -- what rules use ---------------------------------------------------------------------
 
@@ -253,8 +251,8 @@ class Capture(TorchFunctionMode, BackwardPass):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._stream is not None or self.recomputation.depth:
-            self.recomputation.watch(self._stream, kwargs.get("generator"))
+        if self._stream is not None:
+            self._stream.watch(kwargs.get("generator"))
         if self.paused or self._forward is None:
             return func(*args, **kwargs)
         if func in FACTS:
@@ -283,7 +281,9 @@ class Capture(TorchFunctionMode, BackwardPass):
                 raise
             raise explained from error
         self.tracker.follow(func, before, args, kwargs, out, ruled)
-        return self.recomputation.saw(func, out)
+        if self.recomputation.depth:
+            self.recomputation.saw(func, kwargs, out)
+        return out
 
     def _explained(self, error: Exception, func: Any, args: Any, kwargs: Any) -> ConfigError | None:
         """The error for arguments that torch does not take beside a parameter; None for others."""

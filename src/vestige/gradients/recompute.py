@@ -33,7 +33,6 @@ from vestige.gradients.rows import Label, Rows
 if TYPE_CHECKING:
     from vestige.gradients.backward import Forward
     from vestige.gradients.capture import Capture
-    from vestige.sampling.forward_randomness import LotStream
 
 _SETTINGS = 3  # determinism_check, debug and early_stop stand before the block's own arguments
 _THREAD = threading.local()  # `handlers`: what runs blocks in this thread, the innermost last
@@ -151,26 +150,19 @@ class Recomputation:
 
     # -- while a block runs -----------------------------------------------------------------
 
-    def watch(self, stream: LotStream | None, generator: Any) -> None:
-        """Before an operation, which may have been given a `generator` of its own."""
-        if generator is not None and self.depth:
+    def saw(self, func: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """After an operation: note it for the second run of its block, or hold it against the
+        first."""
+        if kwargs.get("generator") is not None:
             raise UnsupportedModel(
                 "a block inside torch.utils.checkpoint draws from a torch.Generator of its own, "
                 "which the block's second run could not draw from in secret: use torch's own "
                 "random numbers there (no generator=)."
             )
-        if stream is not None:
-            stream.watch(generator)
-
-    def saw(self, func: Any, out: Any) -> Any:
-        """After an operation: note it for the second run of its block, or hold it against the
-        first. Returns `out`."""
-        if not self.depth:
-            return out
         tracker = self._capture.tracker
         labels = [tracker.label(t) if tracker.has_label(t) else None for t in tensors_in(out)]
         if not labels:
-            return out
+            return
         for done in self._first:
             done.append((func, labels))
         for expected in self._second:
@@ -180,7 +172,6 @@ class Recomputation:
                     "again in the backward pass: its rows could not be told apart. Make what it "
                     "does a function of its inputs alone, or do not checkpoint it."
                 )
-        return out
 
     def _check_rows_stay(self, tensor: Tensor, label: Label | None) -> None:
         """Before a tensor is labelled: one that was written to keeps its rows.
