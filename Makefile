@@ -6,7 +6,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Two workers with one torch thread each use two cores better than one process with two.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: setup demo test test-all audit docs lint format budget bench clean
+# What skips where the packages of others are missing: Hugging Face, Lightning, Opacus.
+OTHERS := tests/unit/integrations/transformers_test.py tests/unit/integrations/lightning_test.py \
+    tests/unit/integrations/row_losses_test.py tests/unit/compat/lightning_test.py \
+    tests/unit/compat/schedulers_test.py \
+    tests/unit/engine/attention_test.py tests/properties/huggingface_test.py \
+    tests/system/trainers_test.py
+
+.PHONY: setup demo test test-all test-others audit docs lint format budget bench clean
 
 setup: $(VENV)/.ready
 demo: $(VENV)/.ready
@@ -15,6 +22,8 @@ test: $(VENV)/.ready-dev lint
 	$(PYTEST) -m "not slow" --durations=25
 test-all: $(VENV)/.ready-dev lint
 	$(PYTEST)
+test-others: $(VENV)/.ready-others
+	$(PYTEST) -m "not slow" --durations=10 $(OTHERS)
 audit: $(VENV)/.ready-dev
 	$(PYTEST) -m audit -rP
 docs: $(VENV)/.ready-docs  # TUTORIAL_EPOCHS=2 runs the tutorials in their quick form
@@ -47,6 +56,9 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 	@touch $@
 $(VENV)/.ready-docs: $(VENV)/.ready-dev
 	$(PIP) -e '.[all,hf,docs]'
+	@touch $@
+$(VENV)/.ready-others: $(VENV)/.ready-dev
+	$(PIP) -e '.[all,hf,lightning,bench]'
 	@touch $@
 $(VENV)/.ready-bench: $(VENV)/.ready-dev
 	$(PIP) -e '.[all,bench]'

@@ -20,6 +20,7 @@ BUDGETS = {
     "memory": 1_000,
     "updates": 620,
     "methods": 1_700,  # with geometry
+    "parallel": 700,
     "engine": 1_500,
     "statement": 800,
     "audit": 2_800,

@@ -66,11 +66,6 @@ ORDINARY = {
         "optimizer_nodp, DataLoader(train_ds, batch_size, collate_fn=padded_collate)"
     )
 }
-# A mask with an axis for heads and one for queries is used as it is, whoever has padding.
-MASK = {
-    "'attention_mask': batch[1]": "'attention_mask': batch[1][:, None, None].bool()",
-    '"attention_mask": batch[1]': '"attention_mask": batch[1][:, None, None].bool()',
-}
 # What the loop draws for a lot is secret; the generator learns from a copy, at a public size.
 FRESH = "copy.deepcopy(netD)(netG(torch.randn(opt.batch_size, nz, 1, 1, device=device)))"
 NOISE = "        noise = torch.randn(batch_size, nz, 1, 1, device=device)\n"
@@ -115,7 +110,6 @@ SCRIPTS = {
             "INTERVAL = 5000": "INTERVAL = 2",
         }
         | NO_GPU,
-        MASK,
     ),
     "LSTM tutorial": Script(
         "tutorials/building_lstm_name_classifier.ipynb",

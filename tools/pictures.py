@@ -1,9 +1,9 @@
-"""The two pictures of docs/architecture.md: the rooms and their imports, and one traced step.
+"""The pictures of the docs: the idea, the rooms and their imports, and one traced step.
 
-    python tools/pictures.py        writes docs/rooms.svg and docs/step.svg
+    python tools/pictures.py        writes docs/idea.svg, docs/rooms.svg and docs/step.svg
 
-The first is read from the source, the second from a training step that really runs
-(benchmarks/walk.py), so neither can go stale without a diff.
+The rooms are read from the source and the step from a training step that really runs
+(benchmarks/walk.py), so neither can go stale without a diff. The idea is drawn by hand.
 """
 
 from __future__ import annotations
@@ -21,6 +21,25 @@ WIDTH, ROW, BOX = 760, 46, 30
 INK, PALE, LINE, ACCENT = "#1f2a37", "#eef2f7", "#94a3b8", "#b45309"
 FONT = "font-family='system-ui, sans-serif'"
 STEP = 7
+# The boxes of the idea: x, y, width, title, what it says below.
+IDEA = {
+    "records": (24, 72, 108, "records", "private"),
+    "lot": (166, 72, 108, "a lot", "drawn in secret"),
+    "sum": (308, 72, 116, "clipped sum", "never leaves"),
+    "door": (458, 72, 112, "the door", "charge, then noise"),
+    "release": (616, 72, 120, "release", "public for ever"),
+    "memory": (430, 190, 168, "memory of releases", "recalled before the lot"),
+    "step": (616, 190, 120, "optimizer", "your own step"),
+}
+ARROWS = [  # from, to: corners of a line
+    [(132, 95), (166, 95)],
+    [(274, 95), (308, 95)],
+    [(424, 95), (458, 95)],
+    [(570, 95), (616, 95)],
+    [(676, 118), (676, 190)],
+    [(640, 118), (640, 154), (560, 154), (560, 190)],
+    [(500, 190), (500, 118)],
+]
 MOMENTS = {
     "draw_lot": "a lot is drawn",
     "Run.hand_out": "and handed out",
@@ -94,6 +113,37 @@ def picture(height: int, title: str, body: list[str]) -> str:
     )
 
 
+def draw_idea() -> str:
+    """What is private, what is public, and the one door between them."""
+    body = [
+        "<defs><marker id='tip' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' "
+        f"markerHeight='7' orient='auto'><path d='M0 0 L8 4 L0 8 z' fill='{INK}'/></marker></defs>",
+        f"<rect x='10' y='22' width='500' height='116' rx='8' fill='{PALE}' stroke='{LINE}' "
+        "stroke-dasharray='5 4'/>",
+        text(24, 46, "private: looked at here, and nowhere else", 13, "font-weight='600'"),
+        text(736, 46, "public from here on", 13, "font-weight='600' text-anchor='end'"),
+    ]
+    for corners in ARROWS:
+        line = " ".join(f"{x},{y}" for x, y in corners)
+        body.append(
+            f"<polyline points='{line}' fill='none' stroke='{INK}' stroke-width='1.4' "
+            "marker-end='url(#tip)'/>"
+        )
+    for name, (x, y, width, title, below) in IDEA.items():
+        colour, stroke = (ACCENT, 2.5) if name == "door" else (LINE, 1)
+        body.append(
+            f"<rect x='{x}' y='{y}' width='{width}' height='46' rx='6' fill='white' "
+            f"stroke='{colour}' stroke-width='{stroke}'/>"
+        )
+        middle = f"{x + width / 2:g}"
+        centred = "text-anchor='middle'"
+        body.append(text(float(middle), y + 20, title, 14, f"{centred} font-weight='600'"))
+        body.append(text(float(middle), y + 37, below, 11, centred))
+    body.append(text(24, 204, "release = beta * sum + (1 - beta) * memory + noise", 13))
+    body.append(text(24, 226, "without memory (beta = 1) it is DP-SGD", 13))
+    return picture(252, "Only noisy releases leave the door, and only they are remembered", body)
+
+
 def draw_rooms() -> str:
     """Rooms as a stack; every import points down, and a thicker line is more modules."""
     order, edges = rooms(), imports()
@@ -150,5 +200,6 @@ def draw_step() -> str:
 
 
 if __name__ == "__main__":
+    (ROOT / "docs" / "idea.svg").write_text(draw_idea())
     (ROOT / "docs" / "rooms.svg").write_text(draw_rooms())
     (ROOT / "docs" / "step.svg").write_text(draw_step())

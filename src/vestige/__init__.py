@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BudgetExhausted",
     "ConfigError",
+    "FlipAndCrop",
     "PadTo",
     "PrivacyEngine",
     "PrivacyError",
@@ -38,10 +39,12 @@ if TYPE_CHECKING:
     from vestige.memory import spectrum
     from vestige.plan import PrivacyPlan
     from vestige.privacy import accounting
+    from vestige.sampling.collate import FlipAndCrop
     from vestige.sampling.padding import PadTo
     from vestige.train.saved_model import load
 
 _HOMES = {
+    "FlipAndCrop": "vestige.sampling.collate",
     "PadTo": "vestige.sampling.padding",
     "GradSampleModule": "vestige.grad_sample",
     "PrivacyEngine": "vestige.compat.engine",

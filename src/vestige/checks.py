@@ -1,4 +1,5 @@
-"""Small things that every room needs, once: numbers, counts, shares, plain types, rounding, states.
+"""Small things that every room needs, once: numbers, counts, plain types, rounding, states, and
+how an object shows itself.
 
 Nothing here imports torch: tensors are known by their `tolist`, `shape` and `dtype`.
 """
@@ -10,6 +11,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
+from html import escape
 from pathlib import PurePath
 from typing import Any
 
@@ -119,6 +121,30 @@ def printable(value: object) -> str:
 def one_line(value: object) -> str:
     """The same, with a space where there was white space of any kind."""
     return " ".join(printable(re.sub(r"\s", " ", str(value))).split())
+
+
+class Shown:
+    """Gives a class `repr` and `_repr_html_` from the facts that it names.
+
+    Guarantee: no fact is obeyed. Each stays on its line, and HTML in it is text.
+    """
+
+    def _shown(self, whole: bool) -> Mapping[str, object]:
+        """Public facts by name; what takes long to compute only where `whole`."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        facts = (f"{name} {one_line(fact)}" for name, fact in self._shown(False).items())
+        return f"{type(self).__name__}: {'; '.join(facts)}."
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><th scope="row" style="text-align: left">{escape(name)}</th>'
+            f'<td style="text-align: left">{escape(one_line(fact))}</td></tr>'
+            for name, fact in self._shown(True).items()
+        )
+        caption = f"<caption>{escape(type(self).__name__)}</caption>"
+        return f"<table>{caption}<tbody>{rows}</tbody></table>"
 
 
 def check_state(what: str, saved: Any, ours: Any, finite_entries: bool = False) -> None:

@@ -17,17 +17,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from vestige.checks import as_json, check_count, is_number, plain
+from vestige.checks import Shown, as_json, check_count, is_number, plain
 from vestige.errors import ConfigError
 
 Schedule = float | Sequence[float] | Callable[[int], float]
 Table = float | tuple[float, ...]
 _T = TypeVar("_T")
 ADJACENCY = "add or remove one record"
+USER = "one user with all rows"
 
 
-@dataclass(frozen=True)
-class PrivacyPlan:
+@dataclass(frozen=True, repr=False)
+class PrivacyPlan(Shown):
     """What was fixed before the first lot was drawn.
 
     Guarantee: `lots_per_epoch` and `sample_rate` are computed once, in integers where they can be,
@@ -60,6 +61,24 @@ class PrivacyPlan:
     count_noise: float | None = None  # of quantile clipping: on the count of each group
     adjacency: str = ADJACENCY
     private: bool = True  # False: the method leaks elsewhere and is charged without noise
+    views: int | None = None  # of each record, clipped together; None without augment
+    rows_per_unit: int | None = None  # of a user, at most, in a lot; None: a unit is a record
+
+    @property
+    def unit_rows(self) -> int:
+        """The rows of each privacy unit in a batch: its records times their views."""
+        return (self.rows_per_unit or 1) * (self.views or 1)
+
+    @property
+    def units_per_batch(self) -> int | None:
+        """The privacy units of a physical batch: none is split over two."""
+        most = self.max_physical_batch_size
+        return None if most is None else most // self.unit_rows
+
+    @property
+    def counted(self) -> str:
+        """What `dataset_size` and `batch_size` count: records, or users."""
+        return "records" if self.rows_per_unit is None else "users"
 
     @property
     def lots_per_epoch(self) -> int:
@@ -96,10 +115,40 @@ class PrivacyPlan:
         """The plan as plain JSON types."""
         return {f.name: as_json(getattr(self, f.name)) for f in fields(self)}
 
+    def _shown(self, whole: bool) -> Mapping[str, object]:
+        groups = len(self.bounds)
+        size = "declared" if self.size_declared else "public"
+        facts: dict[str, object] = {
+            "method": self.method + ("" if self.private else " (no guarantee)"),
+            self.counted: f"{self.dataset_size} ({size})",
+            "lot": f"{self.batch_size} expected",
+            "sampling rate": _span(self.sample_rate),
+            "clipping": f"{self.clipping}, {groups} group{'s' * (groups > 1)}, "
+            f"norm {self.sensitivity:g} in all",
+            "noise multiplier": _span(self.noise_multiplier),
+            "releases": "no planned number" if self.steps is None else f"{self.steps} planned",
+            "neighbouring data": self.adjacency,
+        }
+        if self.rows_per_unit is not None:
+            facts["privacy unit"] = f"{USER}, at most {self.rows_per_unit} of them in a lot"
+        if self.views is not None:
+            facts["views of a record"] = self.views
+        if whole:
+            facts |= {"lots of an epoch": self.lots_per_epoch, "beta": _span(self.beta)}
+            settings = as_json(self.settings, lambda value: type(value).__name__)
+            facts |= {f"{self.method}: {name}": value for name, value in settings.items()}
+        return facts
+
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> PrivacyPlan:
         """The plan that `as_dict` gave."""
         return cls(**{name: plain(value) for name, value in saved.items()})
+
+
+def _span(table: Table) -> str:
+    values = table if isinstance(table, tuple) else (table,)
+    low, high = f"{min(values):g}", f"{max(values):g}"
+    return low if low == high else f"{low} to {high}"
 
 
 def lots_per_epoch(dataset_size: int, batch_size: int) -> int:
@@ -139,9 +188,15 @@ def common_adjacency(kinds: Iterable[str]) -> str:
 
     What hides whether a record is there hides what it says, so zeroing out a record is common to
     runs for which that was claimed and to runs for adding or removing one. Not the reverse. A
-    record without a gradient adds nothing to a sum or a count, so both moves cost the same.
+    record without a gradient adds nothing to a sum or a count, so both moves cost the same. Runs
+    for records and runs for users have nothing in common: no ledger has both.
     """
     return "; and ".join(sorted(set(kinds) - {ADJACENCY})) or ADJACENCY
+
+
+def of_users(adjacency: str) -> str:
+    """The same relation between data sets that differ in one user, with all of the user's rows."""
+    return adjacency.replace("one record", USER).replace("of records", "of users")
 
 
 def constant(values: Sequence[_T]) -> _T | tuple[_T, ...]:

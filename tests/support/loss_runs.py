@@ -50,16 +50,17 @@ def clipped_sum(records, loss, model=None, reduction="mean", bound=BOUND, **opti
     model = (model or Tokens)()
     engine = PrivacyEngine(accountant="rdp")
     dataset = records if isinstance(records, list) else TensorDataset(*records)
+    units = options.pop("dataset_size", ROWS)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the self-check was skipped")
         model, optimizer, loader = engine.make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-            data_loader=DataLoader(dataset, batch_size=ROWS, collate_fn=options.pop("pad", None)),
+            data_loader=DataLoader(dataset, batch_size=units, collate_fn=options.pop("pad", None)),
             noise_multiplier=0.0,
             max_grad_norm=bound,
             sample_rate=1.0,
-            dataset_size=ROWS,
+            dataset_size=units,
             loss_reduction=reduction,
             clipping="flat",
             **options,

@@ -20,6 +20,7 @@ from vestige.audit.attack.rows import batch_major
 from vestige.audit.verify import CHECKS
 from vestige.engine import state as saving
 from vestige.engine.run import Run
+from vestige.engine.ways import Ways
 from vestige.gradients import following
 from vestige.gradients.clipping import Clip
 from vestige.gradients.following import FAMILIES
@@ -170,8 +171,8 @@ def noise_mixed(patch):
 def key_reused(patch):
     original = Randomness.__init__
 
-    def init(self, noise_seed=None, secure=False):
-        original(self, noise_seed, secure)
+    def init(self, noise_seed=None, *others):
+        original(self, noise_seed, *others)
         if noise_seed is None:
             self._key = hashlib.sha256(b"the same for every engine").digest()
 
@@ -485,8 +486,8 @@ def batches_follow_the_lot(patch):
 
 @mutant("the stand-in row of an empty lot counted", {"replay": "query"})
 def stand_in_counted(patch):
-    def batch(rows, empty, last, number, measures):
-        return Batch(rows, False, last, number, measures)
+    def batch(rows, empty, *more):
+        return Batch(rows, False, *more)
 
     patch.setattr(loader, "Batch", batch)
 
@@ -596,4 +597,4 @@ def transposes_not_followed(patch):
 
 @mutant("the self-check switched off", MISATTRIBUTED)
 def self_check_off(patch):
-    patch.setattr(Run, "_check_way", lambda self, args, kwargs: None)
+    patch.setattr(Ways, "_check_way", lambda self, args, kwargs: None)

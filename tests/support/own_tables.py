@@ -49,6 +49,11 @@ def rows(count: int = 80) -> list[dict[str, Any]]:
     return made
 
 
+def of_users(count: int = 300, each: int = 4) -> list[dict[str, Any]]:
+    """The same with a column of ids: so many rows each, of users with recognisable names."""
+    return [{**record, "who": f"zqx{place // each}qzx"} for place, record in enumerate(rows(count))]
+
+
 def write_table(
     path: Path,
     records: list[dict[str, Any]] | None = None,

@@ -86,6 +86,8 @@ def captured_sum(
     pick: Callable[[Any], Tensor] = lambda out: out,
     reduction: str = "sum",
     stability: float | None = None,
+    unit_rows: int = 1,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Capture]:
     """The clipped sum that the engine computes, the lot arriving in physical batches."""
     groups = partition(model, clipping)
@@ -98,7 +100,9 @@ def captured_sum(
     try:
         for first in range(0, n, step):
             rows = slice(first, min(first + step, n))
-            watch.start(Batch(rows.stop - rows.start))
+            of_batch = None if weights is None else weights[rows]
+            count = rows.stop - rows.start
+            watch.start(Batch(count, unit_rows=unit_rows, weights=of_batch))
             out = pick(call(model, take(x, rows, axis)))
             loss = (out * take(cotangent, rows, axis)).sum()
             if reduction == "mean":

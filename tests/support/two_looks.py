@@ -49,9 +49,9 @@ def watch(monkeypatch):
         seen.looks.append((clipped._values.clone(), out.values.clone()))
         return out
 
-    def measured(door, total, bound, multiplier, lot):
-        out = measure(door, total, bound, multiplier, lot)
-        seen.totals.append(total)
+    def measured(door, number, multiplier, lot):
+        out = measure(door, number, multiplier, lot)
+        seen.totals.append(float(number._values))
         seen.measured.append(out)
         return out
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
+import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +38,14 @@ def test_a_method_of_ones_own_is_known_by_its_name_and_charged_like_every_memory
 
 def test_it_passes_every_check(last_two):
     assert verify(last_two(), seed=1, quick=True).passed
+
+
+@pytest.mark.parametrize("name, epsilon", [("ddp", 3), ("fsdp_lora", 8)])
+def test_two_processes_under_torchrun(name, epsilon):
+    script = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    known = {**os.environ, "OMP_NUM_THREADS": "1", "EPOCHS": "2"}
+    done = subprocess.run(command, env=known, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (said,) = re.findall(r"2 ranks: accuracy (\S+), epsilon (\S+)", done.stdout)
+    assert float(said[0]) > 0.4 and epsilon - 0.1 < float(said[1]) <= epsilon

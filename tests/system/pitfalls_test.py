@@ -918,7 +918,9 @@ def test_pitfall_34_a_seed_leaves_no_trace():
     seed = 1234567890123
     engine, model, optimizer, loader = private(engine=PrivacyEngine(noise_seed=seed))
     epoch(model, optimizer, loader)
-    text = json.dumps(engine.state_dict()) + repr(engine.plan) + repr(engine.ledger)
+    text = json.dumps(engine.state_dict()) + repr(engine.ledger)
+    for shown in (engine, engine.plan, loader):
+        text += repr(shown) + shown._repr_html_()
     assert str(seed) not in text
     assert "not private towards anyone who knows the seed" in engine.caveats()[0]
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vestige.checks import (
+    Shown,
     as_json,
     check_count,
     check_share,
@@ -161,3 +162,16 @@ def test_any_other_state_is_refused(change: dict[str, object], words: str) -> No
 def test_what_is_no_state_at_all_is_refused(state: object) -> None:
     with pytest.raises(ConfigError, match="the saved filter does not fit"):
         check_state("filter", state, STATE)
+
+
+class Thing(Shown):
+    def _shown(self, whole: bool) -> dict[str, object]:
+        return {"a <b>": "<script>x</script>\nsecond\x1b[31m"} | ({"slow": 1} if whole else {})
+
+
+def test_facts_stay_on_their_line_and_are_text() -> None:
+    assert repr(Thing()) == "Thing: a <b> <script>x</script> second[31m."
+    page = Thing()._repr_html_()
+    assert "<caption>Thing</caption>" in page
+    assert "<script" not in page and "<b>" not in page
+    assert "&lt;script&gt;x&lt;/script&gt; second[31m" in page and "slow" in page

@@ -108,3 +108,12 @@ def test_the_expected_lot_is_the_batch_size_unless_a_rate_was_declared() -> None
             assert made.expected_lot == batch
     assert plan(sample_rate=0.5).expected_lot == 50
     assert plan(sample_rate=(0.1, 0.3, 0.2)).expected_lot == 30
+
+
+def test_a_plan_shows_its_public_facts_in_a_paragraph_and_in_a_table() -> None:
+    shown = plan(noise_multiplier=(1.0, 2.0), settings={"rule": object(), "name": "<b>"})
+    assert "noise multiplier 1 to 2;" in repr(shown) and "\n" not in repr(shown)
+    page = shown._repr_html_()
+    assert "dp-sgd: rule" in page and ">object<" in page  # an object may hold anything
+    assert "&lt;b&gt;" in page and "<b>" not in page
+    assert "(no guarantee)" in repr(plan(private=False))

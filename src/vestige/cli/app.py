@@ -59,6 +59,8 @@ EXTRAS = {
     "onnx": "export",
     "onnxscript": "export",
     "safetensors": "hf",
+    "jsonschema": "registry",
+    "yaml": "registry",
     "tensorboard": "tensorboard",
 }
 

@@ -12,9 +12,9 @@ from vestige.cli import INTERRUPTED
 from vestige.cli.options import Form, Json, options_of
 from vestige.cli.render import print_json, wide_console
 from vestige.cli.train import OWN_DATA
-from vestige.lab import comparison
+from vestige.lab import comparison, comparison_report
 from vestige.privacy.options import File, Options
-from vestige.train.config import TrainConfig, check_out
+from vestige.train.config import TrainConfig
 from vestige.train.training import Progress
 
 SHARED = (
@@ -40,7 +40,9 @@ class Design(Options):
         description="A ledger file that every run is charged on. Default: ledger.jsonl in --out.",
     )
     out: File | None = Field(
-        default=None, description="A new or empty folder for the report and its page."
+        default=None,
+        description="A folder for the report, its page and every run; the same command goes on "
+        "with a study that was stopped.",
     )
 
 
@@ -62,14 +64,9 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run every method with every seed, and print the comparison."""
-    out, ledger = design.out, design.ledger
+    out = design.out
     names = tuple(name.strip() for name in methods.split(",") if name.strip())
-    if out is not None:
-        check_out(out, fresh=True)
-        ledger = ledger or out / "ledger.jsonl"
-    study = comparison.Study(names, epsilon, base, design.match, design.tune, design.seeds, ledger)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+    study = comparison.Study(names, epsilon, base, **dict(design))
     with Console(stderr=True).status("starting") as status:
 
         def tell(name: str, progress: Progress) -> None:
@@ -81,12 +78,13 @@ def compare(
         print_json(report)
     else:
         console = wide_console()
-        console.print(comparison.table(report).rich())
-        for sentence in comparison.words(report):
+        console.print(comparison_report.table(report).rich())
+        for sentence in comparison_report.words(report):
             console.print(sentence, markup=False)
     if out is not None:
-        for path in comparison.write(report, out):
+        for path in comparison_report.write(report, out):
             typer.echo(f"wrote {path}", err=as_json)
     if report["interrupted"]:
-        typer.echo("vestige: interrupted; the report is of the runs so far", err=True)
+        further = "with --out it could go on" if out is None else "the same command goes on"
+        typer.echo(f"vestige: interrupted; the report is of the runs so far; {further}", err=True)
         raise typer.Exit(INTERRUPTED)

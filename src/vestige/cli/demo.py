@@ -19,7 +19,8 @@ from vestige.cli import INTERRUPTED
 from vestige.cli.options import Json
 from vestige.cli.render import Display, print_json, wide_console, write_pages
 from vestige.train import training
-from vestige.train.config import TrainConfig, check_out
+from vestige.train.checks import check_out
+from vestige.train.config import TrainConfig
 
 METHODS = {
     "dp-sgd": "forgets every release",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from vestige.cli.options import Json, OwnModel, Run
 from vestige.cli.render import Display, print_run, write_pages
 from vestige.train import training
+from vestige.train.ranks import leads
 from vestige.train.run_folder import CHECKPOINT
 
 
@@ -27,10 +29,11 @@ def resume(
 ) -> None:
     """Continue the run in a folder, and print the result."""
     unfinished = (run / CHECKPOINT).exists()
-    with Display(quiet=as_json) as display:
+    with Display(quiet=as_json) if leads() else contextlib.nullcontext() as display:
         result = training.resume(
             run, progress=display, noise_seed=noise_seed, ledger=ledger, model=model
         )
-    if unfinished:
+    if unfinished and leads():
         write_pages(run)
-    print_run(result, as_json, ledger)
+    if leads():
+        print_run(result, as_json, ledger)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,9 @@ from vestige.errors import ConfigError
 from vestige.files import write_whole
 from vestige.privacy.options import File, Options
 
+# How a page of that ending is written, by `vestige.statement`.
+_PAGES = {".html": "html", ".pdf": "pdf"}
+
 
 class Form(Options):
     """In which form a statement is wanted, or what is to be done with its signature."""
@@ -21,6 +25,11 @@ class Form(Options):
     registry: bool = Field(
         default=False,
         description="As an entry for the registry of DP deployments (YAML, tier 3).",
+    )
+    checkout: File | None = Field(
+        default=None,
+        description="With --registry: a checkout of the registry's data, or its schema file, that "
+        "the entry is checked against.",
     )
     nist: bool = Field(default=False, description="As a map to the questions of NIST SP 800-226.")
     sign: File | None = Field(
@@ -40,7 +49,9 @@ def statement(
     as_json: Json = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write to this file instead of the screen; NAME.html is a page."),
+        typer.Option(
+            help="Write to this file instead of the screen; NAME.html is a page, NAME.pdf too."
+        ),
     ] = None,
     ledger: Annotated[
         Path | None,
@@ -48,17 +59,25 @@ def statement(
     ] = None,
 ) -> None:
     """Print the statement of a run, write it to a file, sign it or check its signature."""
-    if as_json + sum(map(bool, dict(form).values())) > 1:
+    chosen = form.model_dump(exclude={"checkout"}).values()
+    if as_json + sum(map(bool, chosen)) > 1:
         raise ConfigError("give one of --json, --registry, --nist, --sign and --verify.")
+    if form.checkout is not None and not form.registry:
+        raise ConfigError("--checkout is for an entry of the registry: give --registry too.")
     if form.sign is not None or form.verify is not None:
         _signature(run, form.sign, form.verify)
         return
-    found = _found(run, ledger)
-    text = _text(found, as_json, form, page=out is not None and out.suffix == ".html")
+    suffix = "" if out is None else out.suffix
+    if suffix in _PAGES and (as_json or form.registry or form.nist):
+        raise ConfigError(
+            f"{suffix} is for the page of a statement: give --out another ending, or leave --json, "
+            "--registry and --nist out."
+        )
+    content = _content(_found(run, ledger), as_json, form, suffix)
     if out is None:
-        typer.echo(text, nl=False)
+        typer.echo(content, nl=False)
     else:
-        write_whole(out, text)
+        write_whole(out, content)
 
 
 def _found(run: Path, ledger: Path | None) -> dict[str, Any]:
@@ -74,17 +93,28 @@ def _found(run: Path, ledger: Path | None) -> dict[str, Any]:
     return found
 
 
-def _text(found: dict[str, Any], as_json: bool, form: Form, page: bool) -> str:
-    from vestige.statement import html, markdown, nist_map
-    from vestige.statement.registry import entry, yaml
+def _content(found: dict[str, Any], as_json: bool, form: Form, suffix: str) -> str | bytes:
+    from vestige import statement
 
     if as_json:
         return f"{json.dumps(found, indent=2, allow_nan=False)}\n"
     if form.registry:
-        return yaml(entry(found))
+        return _entry(found, form.checkout)
     if form.nist:
-        return nist_map(found)
-    return html(found) if page else markdown(found)
+        return statement.nist_map(found)
+    write: Callable[[dict[str, Any]], str | bytes] = getattr(
+        statement, _PAGES.get(suffix, "markdown")
+    )
+    return write(found)
+
+
+def _entry(found: dict[str, Any], checkout: Path | None) -> str:
+    from vestige.statement.registry import check_against, entry, yaml
+
+    written = yaml(entry(found))
+    if checkout is not None:
+        check_against(written, checkout)
+    return written
 
 
 def _signature(run: Path, sign: Path | None, verify: Path | None) -> None:

@@ -16,6 +16,7 @@ from vestige.cli.render import Display, print_run, write_pages
 from vestige.errors import ConfigError
 from vestige.train import training
 from vestige.train.config import DATASETS, TrainConfig
+from vestige.train.ranks import leads
 
 
 def parse_settings(pairs: Iterable[str] | None) -> dict[str, Any]:
@@ -93,10 +94,10 @@ def train(
     # times slower on a machine that has other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with contextlib.ExitStack() as entered:
-        listeners: list[Callable[[training.Progress], None]] = [
-            entered.enter_context(Display(quiet=as_json))
-        ]
-        if tensorboard:
+        listeners: list[Callable[[training.Progress], None]] = []
+        if leads():
+            listeners.append(entered.enter_context(Display(quiet=as_json)))
+        if tensorboard and leads():
             from vestige.train.tensorboard import Scalars
 
             listeners.append(entered.enter_context(Scalars()))
@@ -106,5 +107,6 @@ def train(
                 listener(progress)
 
         result = training.train(config, progress=tell)
-    write_pages(Path(result["folder"]))
-    print_run(result, as_json, config.ledger)
+    if leads():
+        write_pages(Path(result["folder"]))
+        print_run(result, as_json, config.ledger)

@@ -13,14 +13,12 @@ from torch.utils.data import DataLoader
 
 from vestige.compat import faces
 from vestige.compat.accountants import EngineAccountant
-from vestige.compat.loading import bind, remember, source_of
+from vestige.compat.loading import bind, source_of
 from vestige.compat.models import ModuleValidator
 from vestige.compat.refusals import explain_grad_sample, refuse
 from vestige.engine.privacy_engine import PrivacyEngine as Engine
 from vestige.errors import ConfigError
 from vestige.gradients.clipping import Quantile
-from vestige.methods import resolve
-from vestige.methods.method import Feature
 
 _MODES = ("hooks", "functorch", "ew", "ghost")
 _SHARDED = ("ghost_fsdp", "ghost_tp")
@@ -91,8 +89,6 @@ class PrivacyEngine(Engine):
         run = self._attached()
         for thing in (run.capture.module, run.optimizer):  # inside wrappers of other libraries
             _dress(thing, run)
-        whole = resolve(arguments.get("method", "dp-sgd")).excludes()
-        remember(loader, source_of(given), whole.get(Feature.PHYSICAL_BATCHES))
         bind(given, loader)
         if mode == "ghost":
             return module, optimizer, _loss(arguments.get("criterion"), arguments), loader

@@ -43,7 +43,7 @@ def _settings_of(optimizer: Any, name: str) -> Any:
         return at(run.plan.noise_multiplier, run.position.release)
     if name == "expected_batch_size":
         return run.plan.batch_size
-    bounds = run.plan.bounds
+    bounds = run.capture.collector.clip.bounds
     return bounds[0] if len(bounds) == 1 else list(bounds)
 
 

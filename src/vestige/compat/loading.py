@@ -12,15 +12,11 @@ from vestige.checks import check_count
 from vestige.compat.faces import run_of
 from vestige.compat.refusals import refuse
 from vestige.errors import ConfigError, PrivacyError
+from vestige.methods.method import Feature
 from vestige.plan import lots_per_epoch
-from vestige.sampling.loader import (
-    LotSampler,
-    PrivateLoader,
-    batches_of_a_lot,
-    check_loader,
-)
+from vestige.sampling.loader import LotSampler, PrivateLoader, batches_of_a_lot, check_loader
 
-_SOURCE, _WHOLE = "_vestige_source", "_vestige_whole"  # what private loaders remember
+_SOURCE = "_vestige_source"  # what private loaders remember
 
 
 class DPDataLoader(DataLoader[Any], metaclass=abc.ABCMeta):
@@ -78,14 +74,9 @@ def source_of(loader: Any) -> Any:
     return getattr(loader, _SOURCE, loader)
 
 
-def remember(private: PrivateLoader, source: Any, whole: str | None) -> None:
-    """Let later engines find the source; `whole` says why lots must not come in pieces, if so."""
-    setattr(private, _SOURCE, source)
-    setattr(private, _WHOLE, whole)
-
-
 def bind(given: Any, private: PrivateLoader) -> None:
-    """Let the DPDataLoader that make_private was given hand out the engine's lots."""
+    """Let later engines find the source, and the DPDataLoader that was given hand out the lots."""
+    setattr(private, _SOURCE, source_of(given))
     if type(given) is DPDataLoader:
         given.private = private
 
@@ -113,8 +104,7 @@ class BatchMemoryManager:
                 "BatchMemoryManager got a loader and an optimizer that are not of one private run: "
                 "pass both as make_private has returned them."
             )
-        whole = getattr(self.data_loader, _WHOLE, None)
-        if whole is not None:
+        if whole := run.excludes.get(Feature.PHYSICAL_BATCHES):
             words = whole.format(value=max_physical_batch_size)
             raise ConfigError(f"method {run.plan.method!r} {words}")
         self._lots, self._before = lots, (lots.physical, lots.pieces)

@@ -52,17 +52,5 @@ def _errors(module: nn.Module, name: str) -> list[VestigeError]:
     return []
 
 
-class DPRNN(nn.RNN):
-    """torch's RNN: its gates are followed as they are."""
-
-
-class DPGRU(nn.GRU):
-    """torch's GRU: its gates are followed as they are."""
-
-
-class DPLSTM(nn.LSTM):
-    """torch's LSTM: its gates are followed as they are."""
-
-
-class DPMultiheadAttention(nn.MultiheadAttention):
-    """torch's attention: its packed projection is followed as it is."""
+# Their gates and packed projections are followed as they are.
+DPRNN, DPGRU, DPLSTM, DPMultiheadAttention = nn.RNN, nn.GRU, nn.LSTM, nn.MultiheadAttention

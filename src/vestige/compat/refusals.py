@@ -8,34 +8,31 @@ from torch import nn
 
 from vestige.errors import PrivacyError
 
-_NO_ROWS = (
-    "per-example gradients never leave the engine, where they are clipped and summed as backward "
-    "goes on"
+_NO_ROWS = "per-example gradients never leave the engine, which clips and sums them in backward"
+_ANY_LAYER = "every operation is followed, and one without a rule runs row by row"
+_PLANNED = "it is part of the plan, which is fixed before the first lot, as composition asks"
+_NOISE_TABLE = (
+    "Pass make_private(noise_multiplier=lambda step: ..., steps=...), or use ExponentialNoise, "
+    "StepNoise or LambdaNoise of vestige.schedulers."
 )
-_ANY_LAYER = (
-    "nothing is registered by layer: every operation is followed, and one without a rule runs row "
-    "by row"
+_CLIP_MOVES = (
+    "Use ExponentialGradClip, StepGradClip or LambdaGradClip of vestige.schedulers, or pass "
+    "make_private(clipping='quantile')."
 )
-_PLANNED = (
-    "noise and clip bounds are part of the plan, which is fixed before the first lot: composition "
-    "does not cover a loop that changes them on the way"
-)
-_NOISE_TABLE = "Pass make_private(noise_multiplier=lambda step: ..., steps=...) instead."
-_CLIP_MOVES = "Pass make_private(clipping='quantile') or a method with a clip schedule instead."
-_ONE_PROCESS = (
-    "one process makes the releases: ranks that each draw lots and noise would not be the "
-    "mechanism that is charged"
-)
+_ONE_PROCESS = "the engine adds up what ranks have itself, once, before the noise: docs/scaling.md"
+_WRAPPERS = (("", ""), ("", "FastGradientClipping"), ("Abstract", ""))
 _LOTS = "lots are drawn by the engine, from its secret key, at the rate that it charges"
 
 REASONS = {
     "grad_sample": f"{_NO_ROWS}. Take norms or influence from torch.func on public data.",
-    "GradSampleModule": f"{_NO_ROWS}. Pass the plain module to make_private; it comes back itself.",
-    "GradSampleModuleFastGradientClipping": f"{_NO_ROWS}. Pass the plain module to make_private.",
-    "AbstractGradSampleModule": f"{_NO_ROWS}. Pass the plain module to make_private.",
-    "register_grad_sampler": f"{_ANY_LAYER}. Leave the registration out.",
-    "register_norm_sampler": f"{_ANY_LAYER}. Leave the registration out.",
-    "register_module_validator": f"{_ANY_LAYER}. Leave the registration out.",
+    **dict.fromkeys(
+        [f"{kind}GradSampleModule{more}" for kind, more in _WRAPPERS],
+        f"{_NO_ROWS}. Pass the plain module to make_private; it comes back itself.",
+    ),
+    **dict.fromkeys(
+        [f"register_{what}" for what in ("grad_sampler", "norm_sampler", "module_validator")],
+        f"{_ANY_LAYER}. Leave the registration out.",
+    ),
     "register_module_fixer": f"{_ANY_LAYER}. Change the model before ModuleValidator.fix.",
     "make_functional": f"{_NO_ROWS}. Call loss.backward() and leave grad_sample_mode='no_op' out.",
     "no_op": f"{_NO_ROWS}. Leave grad_sample_mode='no_op' out and call loss.backward().",
@@ -63,12 +60,10 @@ REASONS = {
     "noise_multiplier": f"{_PLANNED}. {_NOISE_TABLE}",
     "max_grad_norm": f"{_PLANNED}. {_CLIP_MOVES}",
     "expected_batch_size": f"{_PLANNED}. Give the DataLoader another batch_size.",
-    "ExponentialNoise": f"{_PLANNED}. {_NOISE_TABLE}",
-    "LambdaNoise": f"{_PLANNED}. {_NOISE_TABLE}",
-    "StepNoise": f"{_PLANNED}. {_NOISE_TABLE}",
-    "ExponentialGradClip": f"{_PLANNED}. {_CLIP_MOVES}",
-    "LambdaGradClip": f"{_PLANNED}. {_CLIP_MOVES}",
-    "StepGradClip": f"{_PLANNED}. {_CLIP_MOVES}",
+    "last_epoch": (
+        "where a schedule stands is a fact of the run, which its checkpoint holds. Build it "
+        "afresh, then call engine.load_checkpoint(PATH)."
+    ),
 }
 
 

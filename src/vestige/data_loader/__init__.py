@@ -1,5 +1,3 @@
 """Opacus' import name: see `vestige.compat.loading`."""
 
-from vestige.compat.loading import DPDataLoader
-
-__all__ = ["DPDataLoader"]
+from vestige.compat.loading import DPDataLoader as DPDataLoader

@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 from vestige.engine.forecast import coming_events, lots_left
 from vestige.engine.lineage import Things
 from vestige.engine.run import Run
+from vestige.errors import PrivacyError
+from vestige.privacy.events import counts
 from vestige.privacy.ledger import Event, Ledger
 from vestige.privacy.ledger_file import Account, LedgerFile, common_data, opened_here, read
 
@@ -57,14 +59,23 @@ class Books:
 
     def enter(self, run: Run, data: Mapping[str, Any]) -> None:
         """Give the run its account, where there is a file; `data` are public facts about them."""
+        run.ranks.decided(lambda: self._enter(run, data))
+        follow(run)
+        self.ledger.engines += 1
+
+    def _enter(self, run: Run, data: Mapping[str, Any]) -> None:
+        self.ledger.check_unit(run.door.facts, run.door.run)
         if self.ledger.file:
             run.door.account = _account(self.ledger.file, run, data)
         elif self._path is not None:
-            self.open(self._path, run, data)
-        self.ledger.engines += 1
+            self._open(self._path, run, data)
 
     def open(self, path: Path, run: Run, data: Mapping[str, Any], create: bool = True) -> None:
-        """Keep the ledger in this file from now on."""
+        """Keep the ledger in this file from now on: rank 0 does, others hold a copy."""
+        run.ranks.decided(lambda: self._open(path, run, data, create))
+        follow(run)
+
+    def _open(self, path: Path, run: Run, data: Mapping[str, Any], create: bool = True) -> None:
         file = LedgerFile(path, create)
         try:
             account = _account(file, run, data)
@@ -75,9 +86,34 @@ class Books:
         run.door.account = account
 
 
+def follow(run: Run) -> None:
+    """Have every rank know what rank 0's ledger holds, under the same name of the run."""
+    door = run.door
+    if run.ranks.group is None:
+        return
+    facts = door.ledger.facts(but=door.run)
+    events, own, door.lost, door.run, facts, run.kept_elsewhere = run.ranks.sent(
+        (door.ledger.events, door.own.events, door.lost, door.run, facts, bool(door.account))
+    )
+    more = counts(door.ledger.events) - counts(events)
+    run.ranks.all_well(
+        PrivacyError(
+            f"the ledger of rank {run.ranks.rank} holds {more.total()} releases that rank 0's does "
+            "not, and they would be forgotten: give every rank the same ledger, or begin on one "
+            "rank alone with PrivacyEngine(ledger=FILE)."
+        )
+        if more
+        else None
+    )
+    if not run.ranks.leads:
+        door.ledger.follow(events)
+        door.own.follow(own)
+        door.ledger.inherited = facts
+
+
 def _account(file: LedgerFile, run: Run, facts: Mapping[str, Any]) -> Account:
     """The account of a run on a ledger file, which must be about the same data."""
-    data = {key: facts[key] for key in ("name", "records")}
+    data = {key: facts[key] for key in ("name", "records", "unit") if key in facts}
     common_data([*(r.about for r in file.content.runs.values()), {"data": data}])
     about = {
         "data": data,

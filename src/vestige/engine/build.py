@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -16,21 +15,28 @@ from vestige.geometry import Geometry
 from vestige.gradients import Capture
 from vestige.gradients.clipping import Auto, Clip, Quantile
 from vestige.gradients.groups import Groups
+from vestige.gradients.shards import own_groups, own_places
+from vestige.memory.history import Keeping
 from vestige.methods import Method, resolve
 from vestige.methods.method import BuildContext, DrawContext, Feature, check_together
+from vestige.parallel.ranks import Ranks
+from vestige.parallel.sums import Sums
 from vestige.plan import PrivacyPlan
 from vestige.privacy.ledger import Facts, Ledger
 from vestige.privacy.noise_scales import NoiseScale
 from vestige.release.correlation import Correlation
 from vestige.release.door import Door, Position
 from vestige.release.part import Part
+from vestige.sampling.collate import Views
 from vestige.sampling.loader import LotSampler, batches_of_a_lot
 from vestige.sampling.streams import Randomness
+from vestige.sampling.units import Units
 from vestige.updates.adam import AdamBC, KnownNoise
 from vestige.updates.averaging import Averaging
 from vestige.updates.control import ClipControl, ClipSchedule, QuantileControl
 from vestige.updates.decoding import Decoding
 from vestige.updates.filters import Filter
+from vestige.updates.master_weights import MasterWeights
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,13 @@ class Ingredients:
     form: Auto | Quantile | None
     noise: Sequence[NoiseScale]
     records: int
+    units: Units | None
+    augment: Callable[[Any], Any] | None
     workers: int
     batch_first: bool
-    history_dtype: torch.dtype | None
+    keeping: Keeping
     denoiser: str | Method | None
+    master_weights: bool = False
 
 
 def features(made: Ingredients, physical: int | None) -> dict[Feature, Any]:
@@ -64,7 +73,7 @@ def features(made: Ingredients, physical: int | None) -> dict[Feature, Any]:
         Feature.NOISE_CORRECTION: corrects,
         Feature.DENOISER: None if made.denoiser is None else repr(made.denoiser),
         Feature.DENOISED_CORRECTION: corrects if made.denoiser is not None else None,
-        Feature.HISTORY_DTYPE: made.history_dtype,
+        Feature.HISTORY_DTYPE: made.keeping.dtype,
     }
     return {feature: value for feature, value in present.items() if value is not None}
 
@@ -90,27 +99,33 @@ def build(
     randomness: Randomness,
     ledger: Ledger,
     name: str,
+    ranks: Ranks | None = None,
 ) -> Run:
     """The run of `method` under `plan`, called `name` on the ledger, not yet attached."""
-    draw = DrawContext(made.groups.buffer(), plan, randomness, made.records)
+    ranks = ranks or Ranks()
+    here = own_groups(made.groups)
+    randomness.held = own_places(made.groups)
+    draw = DrawContext(here.buffer(), plan, randomness, made.records)
     drawing, noise = method.lots(draw), method.noise(draw)
     watch = Capture(made.module, made.groups, made.clip, made.batch_first, made.geometry)
     watch.mean_loss = plan.loss_reduction == "mean"
     context = BuildContext(
         **vars(draw),
-        groups=made.groups,
+        groups=here,
         capture=watch,
         optimizer=made.optimizer,
         position=Position(),
         clip=made.clip,
         clip_control=_clip_control(method, made, watch, plan),
         lots=drawing,
-        history_dtype=made.history_dtype,
+        keeping=made.keeping
+        if here is made.groups
+        else replace(made.keeping, add=Sums(ranks).total),
     )
     watch.collector.clip = method.clip(context)
     own = method.parts(context)
     door = Door(
-        made.groups,
+        here,
         made.noise,
         randomness,
         ledger,
@@ -128,15 +143,18 @@ def build(
         made.records,
         plan.sample_rate,
         plan.lots_per_epoch,
-        plan.max_physical_batch_size,
+        plan.units_per_batch,
         drawing,
-        batches_of_a_lot(plan.expected_lot, plan.max_physical_batch_size),
+        batches_of_a_lot(plan.expected_lot, plan.units_per_batch, randomness.share[1]),
     )
+    lots.units = made.units
+    lots.views = None if made.augment is None else Views(made.augment, plan.views or 1)
     parts, passes = _all_parts(own, made, context), method.passes(context, own)
-    run = Run(plan, made.optimizer, watch, lots, door, parts, passes)
+    run = Run(plan, made.optimizer, watch, lots, door, parts, passes, ranks)
+    run.excludes = method.excludes()
     if run.survey:
-        rows = plan.max_physical_batch_size or plan.batch_size
-        lots.measured_in = rows, -(-plan.dataset_size // rows)
+        rows = plan.units_per_batch or plan.batch_size
+        lots.measured_in = rows, -(-plan.dataset_size // (rows * randomness.share[1]))
     return run
 
 
@@ -157,6 +175,9 @@ def _all_parts(own: Sequence[Part], made: Ingredients, context: BuildContext) ->
         moves = steps // 2 if steps and halved else steps  # how often the weights move
         weights = {slot.name: slot.parameter for slot in made.groups.slots}
         parts.append(Averaging(context.plan.averaging, weights, moves))
+    if made.master_weights:
+        narrow = {slot.name: slot.parameter for slot in made.groups.slots}
+        parts.append(MasterWeights(narrow, made.optimizer))  # last: others see what they move
     return parts
 
 

@@ -41,11 +41,11 @@ def caveats(run: Run, adjacency: str, inherited: int, things: Things) -> list[st
         sentences.append(
             "the model is given tensors without the batch's rows: they are taken for public"
         )
-    if run.unchecked is not None:
-        sentences.append(f"that examples do not mix was not checked: {run.unchecked}")
+    if run.ways.unchecked is not None:
+        sentences.append(f"that examples do not mix was not checked: {run.ways.unchecked}")
     if not plan.size_declared:
         sentences.append(
-            f"the number of records, {plan.dataset_size}, is treated as public (it was not "
+            f"the number of {plan.counted}, {plan.dataset_size}, is treated as public (it was not "
             "declared as dataset_size=..., on the command line --dataset-size)"
         )
     return sentences + run.declared + run.losses.caveats + _lineage(run, inherited, things)

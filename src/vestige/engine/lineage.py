@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from vestige.errors import VestigeError
+from vestige.gradients.shards import own_part
 from vestige.privacy.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _memory(tensors: Iterable[Tensor | np.ndarray[Any, Any]]) -> Marks:
             marks["cpu", tensor.ctypes.data] = partial(_is_there, weakref.ref(tensor))
             continue
         with contextlib.suppress(RuntimeError, NotImplementedError):  # a tensor without memory
-            storage = tensor.untyped_storage()
+            storage = own_part(tensor).untyped_storage()
             if storage.data_ptr():
                 mark = str(tensor.device), storage.data_ptr()
                 marks[mark] = partial(_is_there, weakref.ref(storage))

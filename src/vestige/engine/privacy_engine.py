@@ -14,38 +14,41 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from torch import Tensor, nn
+from torch import Tensor, cuda, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vestige import statement
+from vestige.checks import Shown, round_up
 from vestige.engine import checkpoint, validation
 from vestige.engine import state as saving
-from vestige.engine.books import Books
+from vestige.engine.books import Books, follow
 from vestige.engine.build import build
 from vestige.engine.caveats import caveats
 from vestige.engine.ending import ending
 from vestige.engine.guard import BudgetGuard
 from vestige.engine.lineage import Things, Trace
 from vestige.engine.options import Keywords, Options
-from vestige.engine.prepare import Ahead, Request, prepare
+from vestige.engine.prepare import Ahead, Request, check_sharded, prepare
 from vestige.engine.run import Run
-from vestige.errors import ConfigError, PrivacyError
+from vestige.engine.shard_checks import check_trained_shards
+from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.gradients.clipping import Clipping
 from vestige.methods import Method, resolve
-from vestige.plan import PrivacyPlan, Schedule
+from vestige.parallel.ranks import Ranks
+from vestige.plan import USER, PrivacyPlan, Schedule
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Ledger, together
 from vestige.release.door import Door
 from vestige.release.part import Part
 from vestige.sampling.loader import PrivateLoader, unwrapped
-from vestige.sampling.streams import Randomness
+from vestige.sampling.streams import Randomness, key_of
 from vestige.updates.averaging import Averaging
 
 _NAMES = tuple(field.name for field in fields(Request))
 
 
-class PrivacyEngine:
+class PrivacyEngine(Shown):
     """Makes a model, an optimizer and a data loader train with differential privacy.
 
     Guarantee: after any number of steps, everything the loop has released (the weights, and all
@@ -79,6 +82,8 @@ class PrivacyEngine:
         self._things: Things | None = None
         self._name = secrets.token_hex(8)  # of this run on its ledger
         self._run: Run | None = None
+        self._found: Ranks | None = None
+        self._delta: float | None = None  # that the run was planned for
 
     # -- making things private --------------------------------------------------------------
 
@@ -116,6 +121,8 @@ class PrivacyEngine:
                 "another model on the same data make PrivacyEngine(ledger=engine.ledger)."
             )
         data_loader = unwrapped(data_loader)
+        options = Options.of(keywords, _NAMES)
+        module = validation.uncompiled(module, options.compile)
         request = Request(
             *validation.unwrapped(module, optimizer),
             data_loader,
@@ -128,7 +135,7 @@ class PrivacyEngine:
             criterion,
             dataset_size,
             steps,
-            Options.of(keywords, _NAMES),
+            options,
         )
         run, things = self._run_of(request)
         try:
@@ -147,18 +154,48 @@ class PrivacyEngine:
         options, data = request.options, request.data_loader.dataset
         things = Things.of(request.module, request.optimizer, data)
         self._books.join(things, request.module, request.optimizer)
+        ranks = self._ranks(options)
+        if options.sharded:
+            check_sharded(method, request.dataset_size)
+        check_trained_shards(made, method, plan, ranks)
+        ranks.check_same(_common(request, plan, {} if options.sharded else made.records))
+        compared = ranks.check_records(data, options.sharded)
+        if made.units is not None:
+            ranks.check_units(made.units.digests, options.sharded)
         seed = self._noise_seed if options.noise_seed is None else options.noise_seed
+        seed = ranks.sent(seed)
         secure = self._secure or options.secure_mode or options.secure_noise
-        run = build(plan, method, made, Randomness(seed, secure), self.ledger, self._name)
+        share = ranks.rank, ranks.world
+        key = ranks.key(key_of(seed))
+        randomness = Randomness(seed, secure, key, share, options.sharded)
+        run = build(plan, method, made, randomness, self.ledger, self._name, ranks)
+        ranks.give_weights([*request.module.parameters(), *request.module.buffers()])
+        if not compared:
+            run.declared.append(
+                "whether every rank has the same records in the same order, or, sharded, records "
+                "of its own, could not be compared: a record on two ranks would count twice"
+            )
         if options.self_check:
-            run.check_rows((self._seed if options.seed is None else options.seed) or 0)
+            run.ways.check_rows((self._seed if options.seed is None else options.seed) or 0)
+        if options.compile:
+            rows = min(plan.max_physical_batch_size or plan.batch_size, plan.batch_size)
+            run.ways.compile(rows // ranks.world)
         if options.max_epsilon is not None:
             run.guard = BudgetGuard(options.max_epsilon, options.delta, self.accountant, run)
         self._noise_seed_used = seed
+        self._delta = options.delta
         facts = checkpoint.row_facts(data)
+        if made.units is not None:
+            facts["unit"] = USER
         self._facts = {"name": options.data_name, "records": plan.dataset_size, **facts}
         self._books.enter(run, self._facts)
         return run, things
+
+    def _ranks(self, options: Options) -> Ranks:
+        """The processes that train together, found once."""
+        if self._found is None:
+            self._found = Ranks.found(options.process_group)
+        return self._found
 
     def make_private_with_epsilon(
         self,
@@ -193,8 +230,11 @@ class PrivacyEngine:
                 "or call make_private."
             )
         further = {name: value for name, value in options.items() if name not in _NAMES}
-        Options.of(further, _NAMES)  # solving for the noise takes long: what is wrong is told now
+        # Solving for the noise takes long: what is wrong is told now.
+        known = Options.of({**further, "sample_rate": sample_rate}, _NAMES)
+        ranks = self._ranks(known)
         data_loader = unwrapped(data_loader)
+        module = validation.uncompiled(module, bool(options.get("compile")))
         inner, held = validation.unwrapped(module, optimizer)
         ahead = Ahead.of(
             inner,
@@ -202,16 +242,19 @@ class PrivacyEngine:
             resolve(method),
             (epochs, steps),
             dataset_size,
-            sample_rate,
+            known,
             options.get("clipping"),
         )
-        if resume is not None and Path(resume).exists():
-            noise, earlier = checkpoint.saved_noise(Path(resume)), None
+        taken_up = resume is not None and ranks.decided(Path(resume).exists)
+        if resume is not None and taken_up:
+            noise, earlier = ranks.decided(lambda: checkpoint.saved_noise(Path(resume))), None
         else:
             self._books.join(Things.of(inner, held, data_loader.dataset), inner, held)
-            earlier = self._books.spent()
-            noise, _ = accounting.noise_for(
-                target_epsilon, target_delta, ahead.charges, self.accountant, earlier
+            earlier = ranks.decided(self._books.spent)
+            noise, _ = ranks.decided(
+                lambda: accounting.noise_for(
+                    target_epsilon, target_delta, ahead.charges, self.accountant, earlier
+                )
             )
         made = self.make_private(
             module=module,
@@ -225,6 +268,7 @@ class PrivacyEngine:
             steps=ahead.steps,
             **{"delta": target_delta} | options,
         )
+        self._attached().calibrated = True
         if earlier is not None and self.ledger.merged() != earlier:
             self.detach()
             raise ConfigError(
@@ -396,6 +440,11 @@ class PrivacyEngine:
         return together([run.door.facts, self.ledger.facts()]).adjacency
 
     @property
+    def ranks(self) -> Ranks:
+        """The processes that train together; one alone without a process group."""
+        return self._attached().ranks
+
+    @property
     def plan(self) -> PrivacyPlan:
         """The public facts of the run."""
         return self._attached().plan
@@ -432,6 +481,21 @@ class PrivacyEngine:
         run = self._attached()
         return [s.name for s in run.groups.slots if s.name not in run.capture.reached]
 
+    def _shown(self, whole: bool) -> Mapping[str, object]:
+        if self._run is None:
+            return {"accountant": self.accountant, "state": "nothing is private yet: make_private"}
+        planned = "" if self.plan.steps is None else f" of {self.plan.steps} planned"
+        facts: dict[str, object] = {"releases": f"{self.released}{planned}"}
+        if whole and self._delta is None:
+            facts["epsilon so far"] = "engine.get_epsilon(delta)"
+        elif whole and self._delta:
+            spent = round_up(self.get_epsilon(self._delta))
+            facts["epsilon so far"] = f"{spent} at delta {self._delta:g}"
+        facts |= {"charges on the ledger": self.ledger.steps, "accountant": self.accountant}
+        facts = facts | dict(self.plan._shown(whole)) | {"releases": facts["releases"]}
+        notes = self.caveats() if whole else []
+        return facts | {f"note {place}": note for place, note in enumerate(notes, 1)}
+
     # -- saving -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -447,18 +511,26 @@ class PrivacyEngine:
         Guarantee: what was spent before stays charged. Noise is never repeated: this engine has a
         key of its own (in test mode, the noise_seed's: lots and noise continue where they were).
         """
-        saving.load_state(self._attached(), state)
+        run = self._attached()
+        try:
+            saving.load_state(run, state)
+        except VestigeError as error:
+            run.ranks.all_well(error)
+        run.ranks.all_well()
+        follow(run)
 
     def save_checkpoint(self, path: str | Path, **others: Any) -> None:
         """Save everything that this run needs to go on, between two lots, in place of `path`.
 
         `others` are objects with a state_dict, such as a learning-rate scheduler, or plain values;
-        `load_checkpoint` gives them back.
+        `load_checkpoint` gives them back. A sharded model is gathered: call it on every rank.
 
         Guarantee: what `path` holds is public: weights, releases and the ledger, no example. Keep
         PATH.*.secret, with the state of torch's generators, to yourself.
         """
-        saving.save(Path(path), self._attached(), self._facts, self._noise_seed_used, others)
+        run, seed = self._attached(), self._noise_seed_used
+        if run.ranks.leads or run.capture.meet:  # else it may be called on rank 0 alone
+            saving.save(Path(path), run, self._facts, seed, others)
 
     def load_checkpoint(self, path: str | Path, **others: Any) -> dict[str, Any]:
         """Go on from a checkpoint: after make_private with the same settings, before any step.
@@ -469,9 +541,33 @@ class PrivacyEngine:
 
         Guarantee: that of `load_state_dict`.
         """
-        return saving.load(Path(path), self._attached(), self._facts, others)
+        run, loaded = self._attached(), dict[str, Any]()
+        try:
+            loaded = saving.load(Path(path), run, self._facts, others)
+        except VestigeError as error:
+            run.ranks.all_well(error)
+        run.ranks.all_well()
+        follow(run)
+        return loaded
 
     def _attached(self) -> Run:
         if self._run is None:
             raise ConfigError("call make_private or make_private_with_epsilon first.")
         return self._run
+
+
+def _common(request: Request, plan: PrivacyPlan, records: Any) -> dict[str, Any]:
+    """What every rank must be given alike."""
+    options = request.options
+    shapes = [(name, tuple(p.shape), p.dtype) for name, p in request.module.named_parameters()]
+    device = next(request.module.parameters()).device
+    kind = cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return plan.as_dict() | {
+        "records": records,
+        "parameters": shapes,
+        "device": kind,
+        "max_epsilon": options.max_epsilon,
+        "delta": options.delta,
+        "sharded": options.sharded,
+        "secure_mode": options.secure_mode or options.secure_noise,
+    }

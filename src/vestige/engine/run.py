@@ -8,27 +8,32 @@ to the plain step stands in a list of parts, which this file knows nothing about
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
+from vestige.engine.attention import mask_always, mask_as_usual
 from vestige.engine.forecast import coming_events
 from vestige.engine.guard import BudgetGuard
 from vestige.engine.schedulers import free_schedulers, gate_schedulers
+from vestige.engine.sharded_run import connect
 from vestige.engine.validation import check_optimizer
+from vestige.engine.ways import Ways
 from vestige.errors import PrivacyError
 from vestige.gradients import Capture
 from vestige.gradients.backward import exact
 from vestige.gradients.loss_watch import LossWatch
-from vestige.gradients.self_check import self_check
+from vestige.gradients.shards import like_shard, own_groups
+from vestige.methods.method import Feature
+from vestige.parallel.meetings import Doing
+from vestige.parallel.ranks import Ranks
 from vestige.plan import PrivacyPlan
+from vestige.release.digests import terms
 from vestige.release.door import Branch, ClippedSum, Door, Release
-from vestige.release.part import Gradient, Part
+from vestige.release.part import Gradient, Part, Survey
 from vestige.sampling.loader import Batch, LotSampler
 from vestige.updates.passes import Passes
 
@@ -43,23 +48,6 @@ class Phase(Enum):
     DETACHED = auto()  # the hooks were taken off
 
 
-@runtime_checkable
-class Survey(Protocol):
-    """A pass over all records that releases one number, before every epoch."""
-
-    norm_noise: float
-    measuring: bool
-
-    def begin(self, lot: int, measuring: bool) -> None:
-        """A lot is handed out: all records, or one like any other."""
-
-    def take_norms(self) -> float:
-        """The private number, which is forgotten here."""
-
-    def settle(self, noisy: float) -> None:
-        """The number as it was released."""
-
-
 class Run:
     """One model in training: follows every lot from the loader to the release."""
 
@@ -72,8 +60,14 @@ class Run:
         door: Door,
         parts: Sequence[Part],
         passes: Passes | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self.ranks = ranks or Ranks()
+        self.ranks.carry(capture.collector)
         self.plan, self.optimizer, self.capture = plan, optimizer, capture
+        self.agreed = plan  # as it was made: a public schedule goes on with `plan`
+        self.excludes: Mapping[Feature, str] = {}  # what the method does not go with
+        self.calibrated = False  # whether the noise was solved for a target
         self.lots, self.door, self.position = lots, door, door.position
         self.groups = capture.groups
         self.parts, self.passes = tuple(parts), passes
@@ -86,24 +80,23 @@ class Run:
         self.moved = True  # whether the last step moved the weights
         self.repeatable = door.facts.test_mode
         self.gave_up = False  # whether a lot was abandoned
+        self.kept_elsewhere = False  # whether rank 0 has the ledger in a file
         self.gap = False  # whether it was once taken up from a state without a ledger file
-        self.unchecked: str | None = "self_check=False switched it off"
+        self.ways = Ways(capture, self.ranks)
         self.declared: list[str] = []  # caveats that whoever runs the loop has added
         self._hooks: tuple[Any, ...] = ()
         self._depth = 0  # how many calls of optimizer.step() are under way, one inside the other
         self._epoch: int | None = None  # the first lot of the last epoch that was looked at
-        self._gradient = self.groups.buffer()
+        own = own_groups(self.groups)
+        self._gradient = own.buffer()
         self._device = self._gradient.device.type
         self._held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self._views = [(s.parameter, s.view(self._gradient)) for s in self.groups.slots]
-
-    def check_rows(self, seed: int) -> None:
-        """Check the model's rows before gradients are taken in a new way."""
-        self._seed, self._checked, self.unchecked = seed, set[Any](), None
-        self.capture.before_forward = self._check_way
+        self._views = [(s.trained, s.view(self._gradient)) for s in own.slots]
+        connect(self)
 
     def attach(self) -> None:
         """Hook into the model and the optimizer."""
+        mask_always(self.capture.module)
         self.capture.attach()
         self._hooks = (
             *self.losses.attach(),
@@ -118,6 +111,7 @@ class Run:
         leaves, self.phase = self.phase is not Phase.DETACHED, Phase.DETACHED
         self.losses.stop()
         self.capture.detach()
+        mask_as_usual(self.capture.module)
         self._each(lambda part: part.lot_ends())
         for hook in self._hooks:
             hook.remove()
@@ -157,28 +151,6 @@ class Run:
         elif ledger.file and self.door.account:
             ledger.file.leave(self.door.account)
 
-    def _check_way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Check the model's rows once for every way in which gradients are taken: the training
-        flags of its modules, and what it is given but for lengths."""
-        modules = self.capture.module.modules()
-        way = (tuple(m.training for m in modules), _signature((args, kwargs)))
-        if way in self._checked:
-            return
-        check, self.capture.before_forward = self.capture.before_forward, None
-        try:
-            why = self_check(self.capture, args, kwargs, self._seed)
-        finally:
-            self.capture.before_forward = check
-        if why is not None:
-            self.unchecked = why
-            warnings.warn(
-                f"the self-check was skipped because {why}. That the examples do not mix is shown "
-                "by following their rows through the model's operations only.",
-                UserWarning,
-                stacklevel=2,
-            )
-        self._checked.add(way)  # not if it was refused: a model that was refused stays refused
-
     # -- a lot begins -----------------------------------------------------------------------
 
     def hand_out(self, batch: Batch) -> None:
@@ -202,8 +174,9 @@ class Run:
         if self.capture.batch is not None:
             raise PrivacyError(
                 "the loader was asked for another batch before optimizer.step() was called for "
-                "the last one: every drawn lot must be released. Step on every batch, look at "
-                "loader.dataset instead of drawing a lot, or call engine.abandon_lot()."
+                "the last one: every drawn lot must be released. Step on every batch, read other "
+                "loops from DataLoader(loader.dataset, BATCH_SIZE, collate_fn=loader.collate_fn), "
+                "or call engine.abandon_lot()."
             )
         if self.phase is Phase.LOT and self.position.lot != batch.lot:
             raise PrivacyError(
@@ -218,8 +191,9 @@ class Run:
             gate_schedulers(self.optimizer, self._has_moved)
             self._epoch = self.lots.first_lot
         self.position.lot = batch.lot
+        self.ranks.check_alone()
         if self.guard:
-            self.guard.check()
+            self.ranks.decided(self.guard.check)
         self.door.ledger.pending[self.door.run] = coming_events(self, 1)
         self._depth = 0  # of a step that failed
         self._each(lambda part: part.lot_begins())
@@ -297,6 +271,8 @@ class Run:
             self._each(lambda part: part.lot_ends())
         for parameter, _ in self._views:
             parameter.grad = None  # optimizers pass over parameters without a gradient
+        if batch.last and self.capture.meet:
+            self.capture.meet(Doing.STEPPING)
         if batch.last and batch.measures:
             self._measure()
         elif batch.last:
@@ -320,12 +296,23 @@ class Run:
     def _measure(self) -> None:
         """All records were seen: release the number that was measured."""
         assert self.survey is not None
-        total, multiplier = self.survey.take_norms(), self.survey.norm_noise
-        self.survey.settle(self.door.measure(total, 1.0, multiplier, self.position.lot))
+        exact = torch.tensor([self.survey.take_norms()], dtype=torch.float64)
+        told = self.survey.norm_noise, self.position.lot
+        number = ClippedSum(exact, (1.0,), add_up=lambda: self.ranks.add_number(exact, told))
+        self.survey.settle(self.door.measure(number, *told))
 
     def _clipped_sum(self) -> ClippedSum:
         collector = self.capture.collector
-        return ClippedSum(collector.total, collector.bounds, collector.counts)
+        return ClippedSum(collector.total, collector.bounds, collector.counts, self._add_up)
+
+    def _add_up(self) -> None:
+        """With several processes: the sum of the whole lot, once it is charged."""
+        collector, place = self.capture.collector, (self.position.lot << 32) + self.door.steps
+        weights, last = [slot.parameter for slot in self.groups.slots], self.door.last
+        if collector.sharded:
+            weights, last = [], []  # every rank has others
+        seen = (weights, last, place, terms(self.door, collector.bounds))
+        self.ranks.add_up(collector, seen)
 
     def _first_look(self) -> Release:
         """A noisy sum of the lot at hand, which will be released once more."""
@@ -356,7 +343,7 @@ class Run:
         self.moved = not gradient.withheld
         for parameter, view in self._views if self.moved else ():
             same = parameter.dtype == view.dtype
-            parameter.grad = view if same else view.to(parameter.dtype)
+            parameter.grad = like_shard(view if same else view.to(parameter.dtype), parameter)
         if step == self.plan.steps:
             warnings.warn(
                 f"the run goes beyond the {self.plan.steps} steps it was planned for: epsilon "
@@ -381,15 +368,3 @@ class Run:
         with exact(self._device):
             for part in self.parts:
                 act(part)
-
-
-def _signature(inputs: Any) -> Any:
-    """What a call of the model looks like but for the lengths of its axes."""
-
-    def one(path: Any, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return pytree.keystr(path), value.dtype, value.ndim
-        plain = isinstance(value, bool | int | float | complex | str | bytes | type(None) | Enum)
-        return pytree.keystr(path), value if plain else type(value)
-
-    return tuple(one(path, value) for path, value in pytree.tree_leaves_with_path(inputs))

@@ -12,18 +12,29 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from vestige.engine import checkpoint
 from vestige.engine.run import Run
+from vestige.engine.sharded_state import (
+    gathered,
+    own_history,
+    own_optimizer_state,
+    scattered,
+    whole_history,
+)
 from vestige.errors import ConfigError, PrivacyError, VestigeError
+from vestige.parallel.meetings import Doing
 from vestige.privacy.ledger import Event, Facts, Ledger, Spending, together
+from vestige.updates.master_weights import MasterWeights
 
 _VERSION = 2
 _COUNTS = ("released", "next_lot", "lost")
 _FACTS = ("repeatable_noise", "ledger_file")
+_BESIDE = {"version", "others", "gap"}
 _STATE = {"run", "plan", "ledger", "own", *_COUNTS, *_FACTS}
 
 
@@ -31,18 +42,19 @@ def state_of(run: Run) -> dict[str, Any]:
     """Plan, ledger and position as plain JSON types, and tensors of past releases."""
     run.check_state()
     others = run.door.ledger.facts(but=run.door.run)
+    parts = {part.name: part.state_dict() for part in run.parts if part.name}
     return {
-        **{part.name: part.state_dict() for part in run.parts if part.name},
+        **whole_history(parts, run.groups),
         "version": _VERSION,
         "run": run.door.run,
         "own": run.door.own.state_dict(),
         "lost": run.door.lost,
-        "plan": run.plan.as_dict(),
+        "plan": run.agreed.as_dict(),
         "ledger": run.door.ledger.state_dict(),
         "released": run.door.steps,
         "next_lot": run.lots.next_lot,
         "repeatable_noise": run.repeatable,
-        "ledger_file": run.door.account is not None,
+        "ledger_file": run.door.account is not None or run.kept_elsewhere,
         **({"others": asdict(others)} if others != Facts() else {}),
         # Without a file, whoever goes on from here makes a new gap anyway.
         **({"gap": True} if run.gap and run.door.account else {}),
@@ -52,6 +64,7 @@ def state_of(run: Run) -> dict[str, Any]:
 def load_state(run: Run, state: Mapping[str, Any]) -> None:
     """Go on where `state` was taken."""
     _check_state(state, run)
+    state = own_history(state, run.groups)
     parts = [part for part in run.parts if part.name]
     for part in parts:
         part.check_state(state[part.name], state["released"])
@@ -83,18 +96,21 @@ def save(
             "save_checkpoint was called in the middle of a lot: save after optimizer.step(), "
             "or call engine.abandon_lot() first."
         )
+    if run.capture.meet:
+        run.capture.meet(Doing.SAVING)
     if run.door.account:
         run.door.account.open()  # a checkpoint that is there has its run on the ledger
         run.door.account.settle()
     state = {
         "engine": state_of(run),
-        "model": run.capture.module.state_dict(),
-        "optimizer": run.optimizer.state_dict(),
+        "model": gathered(run.capture.module.state_dict()),
+        "optimizer": gathered(run.optimizer.state_dict()),
         "optimizer_class": type(run.optimizer).__name__,
         "data": dict(facts),
         "others": {k: v.state_dict() if _has_state(v) else v for k, v in others.items()},
     }
-    checkpoint.write(path, state, {**checkpoint.generators(), "noise_seed": noise_seed})
+    if run.ranks.leads:
+        checkpoint.write(path, state, {**checkpoint.generators(), "noise_seed": noise_seed})
 
 
 def load(
@@ -111,8 +127,10 @@ def load(
     model, optimizer = run.capture.module, run.optimizer
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     try:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(dict(state["optimizer"]))
+        model.load_state_dict(scattered(state["model"], model.state_dict()))
+        masters = run.part(MasterWeights)
+        with masters.wide() if masters else nullcontext():
+            optimizer.load_state_dict(own_optimizer_state(state["optimizer"], optimizer))
         load_state(run, state["engine"])  # last: it refuses before it changes anything
     except Exception as error:
         model.load_state_dict(before[0])
@@ -125,7 +143,7 @@ def load(
         ) from error
     for name, thing in others.items():
         thing.load_state_dict(state["others"][name])
-    if secret:
+    if secret and run.ranks.leads:  # what others draw in their loops must stay their own
         checkpoint.restore_generators(secret)
     return {k: v for k, v in state["others"].items() if k not in others}
 
@@ -142,7 +160,7 @@ def _own_charges(run: Run, state: Mapping[str, Any]) -> Ledger:
             f"and {whole.steps} on its ledger, which do not fit: it was damaged or changed."
         )
     if account is None:
-        if state["ledger_file"]:
+        if state["ledger_file"] and run.ranks.leads:
             raise PrivacyError(
                 "the saved run has its ledger in a file, which may know of more than this state: "
                 "go on with PrivacyEngine(ledger=FILE)."
@@ -267,7 +285,7 @@ def _check_state(state: Mapping[str, Any], run: Run) -> None:
         )
     if not isinstance(state["plan"], Mapping) or not isinstance(state["run"], str):
         raise ConfigError("the engine state's plan or run is no such thing: it was damaged.")
-    ours, theirs = run.plan.as_dict(), dict(state["plan"])
+    ours, theirs = run.agreed.as_dict(), dict(state["plan"])
     keys = sorted(ours.keys() | theirs.keys(), key=str)
     different = [k for k in keys if not checkpoint.same(theirs.get(k), ours.get(k))]
     if different:
@@ -276,7 +294,14 @@ def _check_state(state: Mapping[str, Any], run: Run) -> None:
             f"the saved run was made with other settings ({details}): call make_private with "
             "the same ones (make_private_with_epsilon: with resume=CHECKPOINT), or start a new run."
         )
-    _check_complete(state, {part.name for part in run.parts if part.name})
+    names = {part.name for part in run.parts if part.name}
+    _check_complete(state, names)
+    unbuilt = sorted(set(map(str, state)) - names - _STATE - _BESIDE)
+    if unbuilt:
+        raise ConfigError(
+            f"the saved run had a {', a '.join(unbuilt)}, which this one has not: build the same "
+            "scheduler before the state is loaded."
+        )
 
 
 def _check_complete(state: Mapping[str, Any], names: set[str]) -> None:

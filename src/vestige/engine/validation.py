@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,24 +14,12 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
 
 from vestige.engine.fixing import is_frozen
+from vestige.engine.shard_checks import check_shards
 from vestige.errors import ConfigError, UnsupportedModel
+from vestige.gradients.shards import own_part
 
 _MANY = 1000
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-
-
-def check_alone() -> None:
-    """Refuse one of several processes: each would train on all records, with its own epsilon."""
-    grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
-    declared = os.environ.get("WORLD_SIZE", "1")
-    count = torch.distributed.get_world_size() if grouped else int(declared or 1)
-    if count > 1:
-        group = "one process group" if grouped else "no process group (WORLD_SIZE is set)"
-        raise ConfigError(
-            f"this is one of {count} processes, with {group}: each of them would draw lots of its "
-            "own from all records and report an epsilon for itself alone. Start one process, "
-            "without torchrun or accelerate launch, or unset WORLD_SIZE if there is only one."
-        )
 
 
 def unwrapped(module: Any, optimizer: Any) -> tuple[Any, Any]:
@@ -44,15 +31,35 @@ def unwrapped(module: Any, optimizer: Any) -> tuple[Any, Any]:
     return module, optimizer
 
 
+def uncompiled(module: Any, compile: bool) -> Any:
+    """The model inside torch.compile's wrapper, to be compiled with the rules for its gradients.
+
+    What `module.compile()` left is put aside when the engine hooks into the model.
+    """
+    parts = list(module.named_modules()) if isinstance(module, nn.Module) else []
+    for name, part in parts:
+        wrapped = type(part).__name__ == "OptimizedModule"
+        in_place = getattr(part._compiled_call_impl, "__module__", "").startswith("torch.")
+        if (wrapped or in_place) and not (compile and part is module):
+            name = name.replace("_orig_mod", "").strip(".") or "(root)"
+            raise UnsupportedModel(
+                f"module {name!r} was compiled by torch.compile, which hides its operations from "
+                "the rules for per-example gradients: leave it as it was, and give make_private "
+                "compile=True, which compiles the whole model with them."
+            )
+    return module._orig_mod if parts and type(module).__name__ == "OptimizedModule" else module
+
+
 def check_model(module: Any) -> None:
     """Refuse a model whose examples meet in a layer, naming the layer and the remedy."""
     if not isinstance(module, nn.Module):
         raise ConfigError(f"module is a {type(module).__name__}: pass a torch.nn.Module.")
-    if isinstance(module, _WRAPPERS):
+    if isinstance(module, _WRAPPERS) or type(module).__name__ == "FullyShardedDataParallel":
         raise UnsupportedModel(
             f"the model is wrapped in {type(module).__name__}, which adds up gradients outside "
             "the clipped sum: pass the module inside it."
         )
+    check_shards(module)
     for name, part in module.named_modules():
         where = f"module {name or '(root)'!r} ({type(part).__name__})"
         if isinstance(part, _BatchNorm) and not is_frozen(part):
@@ -94,7 +101,7 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
             f"parameter {name!r} has layout {parameter.layout}: only dense parameters can be "
             "trained privately; use .to_dense(), or freeze it."
         )
-    if not torch.isfinite(parameter.detach()).all():
+    if not torch.isfinite(own_part(parameter)).all():
         raise ConfigError(
             f"parameter {name!r} holds NaN or infinity, so that no example has a gradient: "
             "initialise the model again."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
@@ -26,7 +26,8 @@ from vestige.gradients.refs import Ref
 from vestige.gradients.rows import Rows
 from vestige.gradients.rules.base import Uses
 from vestige.gradients.tracker import Tracker
-from vestige.gradients.uses import PerExample
+from vestige.gradients.units import Fold
+from vestige.gradients.uses import PerExample, row_squares
 from vestige.sampling.loader import Batch
 
 
@@ -87,12 +88,15 @@ class Forward:
     rows: int
     batch: Batch | None
     record: ForwardRecord
+    # What must not change before the backward pass, where a compiled graph may read it.
+    versions: list[tuple[Tensor, int]] = field(default_factory=list)
 
 
 class BackwardPass:
     """Takes output gradients of the batch at hand to `collector`."""
 
     recomputation: Recomputation
+    traced = False  # whether the tensors have no contents: a graph is being made
 
     def __init__(self, collector: Collector, tracker: Tracker) -> None:
         self.collector, self.tracker = collector, tracker
@@ -103,6 +107,7 @@ class BackwardPass:
         self._device = collector.total.device.type
         self._forward: Forward | None = None
         self._kept: WeakSet[_Kept] = WeakSet()  # inputs of the batch at hand
+        self.numbered: dict[int, Forward] = {}  # its forward passes that ran compiled
         self.reached: set[str] = set()  # parameters that a gradient has come to, of any row
 
     @property
@@ -110,6 +115,11 @@ class BackwardPass:
         """The running forward pass."""
         assert self._forward is not None
         return self._forward
+
+    @property
+    def watches(self) -> bool:
+        """Whether a forward pass is running that gradients are taken of."""
+        return self._forward is not None
 
     @property
     def rows(self) -> int:
@@ -120,6 +130,11 @@ class BackwardPass:
     def dtype(self) -> torch.dtype:
         """The precision that sums are kept in."""
         return self.collector.total.dtype
+
+    def forget(self) -> None:
+        """Nothing of an earlier batch is kept."""
+        self._kept.clear()
+        self.numbered.clear()
 
     def reopen(self) -> None:
         """The batch at hand may have one more backward pass: its gradients were taken care of."""
@@ -149,15 +164,24 @@ class BackwardPass:
 
         pad = [1] * (len(size) - len(shape))
         value = ref.value.reshape(*pad, *shape)
-        lifted: Tensor = _Lift.apply(value, size, self._anchor, self._site([ref.slot], uses))  # type: ignore[no-untyped-call]
+        lifted = self.repeated(value, size, ref, uses)
         self.tracker.give(lifted, rows)
         return lifted
+
+    def repeated(
+        self, value: Tensor, size: Sequence[int], ref: Ref, uses: Callable[[Tensor], Uses]
+    ) -> Tensor:
+        """`value`, which is `ref`'s, with as many entries as `size` says; `uses(g)` as in `tap`."""
+        site = self._site([ref.slot], uses)
+        return _Lift.apply(value, size, self._anchor, site)  # type: ignore[no-any-return, no-untyped-call]
 
     def saved(self, value: Tensor) -> Callable[[], Tensor]:
         """Keep an operation's input for the backward pass, refusing if it is changed in between."""
         if self.recomputation.depth:
-            node = Held.apply(self._anchor, value.detach()).grad_fn  # type: ignore[no-untyped-call]
-            return lambda: node.saved_tensors[0]
+            # The stand-in is kept, not its node alone: some versions of torch free what a node has
+            # saved as soon as no tensor refers to the node.
+            held = Held.apply(self._anchor, value.detach())  # type: ignore[no-untyped-call]
+            return lambda: held.grad_fn.saved_tensors[0]
         kept, version = value.detach(), value._version
 
         def get() -> Tensor:
@@ -193,6 +217,10 @@ class BackwardPass:
         narrow = fused.multiplies(value, tf32=False) and self.dtype == torch.float32
         return value if narrow or value.dtype == self.dtype else value.to(self.dtype)
 
+    def squares(self, g: Tensor) -> Tensor | None:
+        """The squared norms of an output gradient without positions, for all who need them."""
+        return row_squares(g, factor=True) if g.ndim == 2 else None
+
     # -- in the backward pass ---------------------------------------------------------------
 
     def _site(self, slots: list[Slot], uses: Callable[[Tensor], Uses]) -> Callable[[Tensor], None]:
@@ -204,21 +232,32 @@ class BackwardPass:
         self._kept.add(kept)
 
         def arrive(g: Tensor) -> None:
-            with exact(self._device):
-                self._arrive(forward, kept, g.detach())
-            self.reached.update(slot.name for slot in slots)
+            def scaled(weight: float) -> Uses:
+                assert kept.uses is not None
+                return kept.uses(g.detach() if weight == 1 else g.detach() * weight)
+
+            self.arrive(forward, slots, scaled)
 
         return arrive
 
-    def _arrive(self, forward: Forward, kept: _Kept, g: Tensor) -> None:
-        batch = forward.batch
-        if batch is None or batch is not self.batch:
+    def arrive(
+        self, forward: Forward | None, slots: Sequence[Slot], uses: Callable[[float], Uses]
+    ) -> None:
+        """An output gradient has come; `uses(weight)` are the uses of so many times it."""
+        with exact(self._device):
+            self._arrive(forward, uses)
+        self.reached.update(slot.name for slot in slots)
+
+    def _arrive(self, forward: Forward | None, uses: Callable[[float], Uses]) -> None:
+        batch = forward.batch if forward else None
+        if forward is None or batch is None or batch is not self.batch:
             raise PrivacyError(
                 "backward on a batch that is not the one the private loader handed out last: "
                 "iterate over the loader that make_private returned, pass each of its batches "
                 "whole through the model, and evaluate other data under torch.no_grad(). Where "
-                "another model learns from this one (a GAN's generator), freeze this one for that "
-                "step: model.requires_grad_(False), and True again before the next batch."
+                "another model learns from this one (a GAN's generator), let it learn from a copy, "
+                "at a public size: copy.deepcopy(model)(generator(torch.randn(BATCH_SIZE, ...))); "
+                "or freeze this one for that step, by model.requires_grad_(False)."
             )
         task = torch._C._current_graph_task_id()
         if batch.done or (batch.backward is not None and batch.backward != task):
@@ -229,12 +268,14 @@ class BackwardPass:
             )
         if batch.backward is None:
             batch.backward = task
-            self.collector.begin(float(batch.rows) if self.mean_loss else 1.0)
+            if batch.weights is not None:
+                batch.weights = batch.weights.to(self.collector.total.device)
+            self.collector.begin(batch.scale(self.mean_loss))
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         if not batch.empty:
-            assert kept.uses is not None
-            scaled = g if self.weight == 1 else g * self.weight
-            self.collector.arrive(forward.record, kept.uses(scaled))
+            fold = Fold.of(batch)
+            whole = [(slot, fold(use)) for slot, use in uses(self.weight)]
+            self.collector.arrive(forward.record, whole)
 
     def _end_backward(self) -> None:
         assert self.batch is not None

@@ -14,7 +14,7 @@ not copied by `copy.deepcopy` or `torch.save`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from vestige.geometry import Geometry
 from vestige.gradients.backward import BackwardPass, Forward
 from vestige.gradients.caches import Caches
 from vestige.gradients.clipping import Clip
-from vestige.gradients.collector import Collector, DenseCollector, ForwardRecord
+from vestige.gradients.collector import ForwardRecord
 from vestige.gradients.groups import Groups
 from vestige.gradients.hooks import (
     FACTS,
@@ -37,13 +37,17 @@ from vestige.gradients.hooks import (
     Hook,
     Interruptible,
     Refusal,
+    changed_by_forward,
     refuse_training,
+    versions,
 )
 from vestige.gradients.recompute import Recomputation, refuse_around_the_model
 from vestige.gradients.refs import Ref, Source, Uncovered, does_not_fit, overlaps, tensors_in
 from vestige.gradients.rows import Meeting, Rows, Summed
 from vestige.gradients.rules import RULES
 from vestige.gradients.rules.fallback import Fallback
+from vestige.gradients.sharded_collector import collector_of
+from vestige.gradients.shards import Shards
 from vestige.gradients.tracker import Tracker
 from vestige.gradients.uses import Use
 from vestige.sampling.forward_randomness import LotStream, untouched
@@ -62,19 +66,20 @@ class Capture(TorchFunctionMode, BackwardPass):
         geometry: Geometry | None = None,
     ) -> None:
         TorchFunctionMode.__init__(self)
-        collector = (
-            Collector(groups, clip) if geometry is None else DenseCollector(groups, clip, geometry)
-        )
-        BackwardPass.__init__(self, collector, Tracker(module))
+        BackwardPass.__init__(self, collector_of(groups, clip, geometry), Tracker(module))
         self.module, self.groups = module, groups
         self.axis = 0 if batch_first else 1
         self.declared_mean = True  # how the loss joins its rows, while the self-check runs
         self.before_forward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
+        # Of a sharded model: told before each of its passes what that is.
+        self.meet: Callable[[int], None] | None = None
         self.inside: list[str] = [f"{type(module).__name__} (root)"]  # where the forward pass is
         self.paused = False  # operations run as they are, uncaptured
-        self._fallback, self._caches = Fallback(module), Caches(module)
+        self.compiled: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.fallback, self._caches = Fallback(module), Caches(module)
         self.recomputation = Recomputation(self)
         self._sources = {id(slot.parameter): Source(slot, slot.parameter) for slot in groups.slots}
+        self.shards = Shards(self)
         self._shared: dict[int, Source] = {}  # of the running forward pass
         self._batched_constants: set[str] = set()
         self._calls: list[bool] = []  # runs of the root under way, and whether they are watched
@@ -85,6 +90,7 @@ class Capture(TorchFunctionMode, BackwardPass):
         self._parts = list(module.modules())
         self._refused: PrivacyError | None = None  # what a pass that failed has kept
         self._handles: list[Any] = []
+        self._calling = Interruptible(self)
 
     # -- attaching to the model -------------------------------------------------------------
 
@@ -97,10 +103,10 @@ class Capture(TorchFunctionMode, BackwardPass):
         ]
         for norm in (part for part in self._parts if isinstance(part, _BatchNorm)):
             self._handles.append(norm.register_forward_pre_hook(Hook(refuse_training)))
-        if self.module._compiled_call_impl is None:
-            self.module._compiled_call_impl = Interruptible(self)
+        self._calling.put_on(self.module)
         for slot in self.groups.slots:
             self._handles.append(slot.parameter.register_hook(Guard(slot.name)))
+        self._handles.append(self.shards.attach())
 
     def detach(self) -> None:
         """Take the hooks off again."""
@@ -108,19 +114,18 @@ class Capture(TorchFunctionMode, BackwardPass):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if isinstance(self.module._compiled_call_impl, Interruptible):
-            self.module._compiled_call_impl = None
+        self._calling.take_off(self.module)
 
     def start(self, batch: Batch) -> None:
         """The loader hands out `batch`."""
         self.stop_watching()
         batch.record = ForwardRecord()
         self.batch = batch
-        self._kept.clear()
+        self.forget()
 
     def runs_row_by_row(self) -> bool:
         """Whether some module has no rule and runs one row at a time."""
-        return bool(self._fallback.needed)
+        return bool(self.fallback.needed)
 
     @contextmanager
     def plainly(self) -> Iterator[None]:
@@ -140,6 +145,8 @@ class Capture(TorchFunctionMode, BackwardPass):
     def _enter_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         watched = torch.is_grad_enabled() and not self.paused
         stream = self.batch.stream if self.batch is not None else None
+        if self.meet is not None:
+            self.meet(2 if self.tracker.noting else int(torch.is_grad_enabled()))
         if watched and self._refused is not None:
             raise self._refused
         if watched and self._forward is None and self.before_forward is not None:
@@ -156,11 +163,11 @@ class Capture(TorchFunctionMode, BackwardPass):
             rows = self.count_rows(args, kwargs)
             batch = self.batch if self.batch is not None and self.batch.rows == rows else None
             self._forward = Forward(rows, batch, batch.record if batch else ForwardRecord())
-            self.tracker.begin(rows, (args, kwargs), self.axis)
+            self.tracker.begin(rows, (args, kwargs), self.axis, self.shards.passing)
             self._open.enter_context(self._caches.off())
-            self._open.enter_context(self._fallback(self))
+            self._open.enter_context(self.fallback(self))
             self._open.enter_context(self.recomputation.watching())
-            self._state = self._versions()
+            self._state = versions(self._parts, self.shards.passing)
         self._calls[-1] = True
         self.__enter__()  # type: ignore[no-untyped-call]
 
@@ -169,7 +176,7 @@ class Capture(TorchFunctionMode, BackwardPass):
         """A forward pass goes on for a while, in the backward pass: a checkpointed block."""
         before, self._forward = self._forward, forward
         try:
-            with self._fallback(self), self:
+            with self.fallback(self), self:
                 yield
         finally:
             self._forward = before
@@ -209,7 +216,7 @@ class Capture(TorchFunctionMode, BackwardPass):
             self._shared.clear()
             self._open.close()
             self.tracker.end()
-        now = self._versions() if check else self._state
+        now = versions(self._parts, self.shards.passing) if check else self._state
         if now != self._state:
             changed = {key for key, _ in set(self._state) ^ set(now)}
             names = [name for name, tensor in self.state_tensors() if id(tensor) in changed]
@@ -225,15 +232,6 @@ class Capture(TorchFunctionMode, BackwardPass):
                 label = Meeting("a sum over the batch that is no loss")
             if isinstance(label, Meeting):
                 tensor.register_hook(Refusal(label))
-
-    def _versions(self) -> list[tuple[int, int]]:
-        """Identity and version of every buffer and parameter, without looking up their names."""
-        return [
-            (id(tensor), tensor._version)
-            for module in self._parts
-            for tensor in (*module._buffers.values(), *module._parameters.values())
-            if tensor is not None
-        ]
 
     def state_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Buffers and parameters: what a forward pass must leave as it is."""
@@ -325,6 +323,15 @@ class Capture(TorchFunctionMode, BackwardPass):
             raise Uncovered(f"parameter {source.slot.name!r} is used through an overlapping view")
         return Ref(source, value.detach(), True)
 
+    @property
+    def watching(self) -> bool:
+        """Whether a forward pass is under way whose rows are followed."""
+        return self._forward is not None and not self.paused
+
+    def stand_in(self, source: Source) -> None:
+        """A tensor stands for a parameter while the model runs."""
+        self._sources[id(source.tensor)] = source
+
     def _source(self, value: Tensor) -> Source | None:
         return self._sources.get(id(value)) or self._shared.get(id(value))
 
@@ -388,12 +395,3 @@ class Capture(TorchFunctionMode, BackwardPass):
         label = rows if place is None else rows.at(out.shape, *place)
         self.tracker.give(out, label)
         return label
-
-
-def changed_by_forward(name: str) -> PrivacyError:
-    """The error for a buffer or parameter that the forward pass writes to."""
-    return PrivacyError(
-        f"buffer or parameter {name!r} was changed by the forward pass. Statistics of private "
-        "batches are an unprotected release: use vestige.fix(model) for batch norm, turn the "
-        "tracking off (track_running_stats=False), or move the update out of the model."
-    )

@@ -42,11 +42,15 @@ class Collector:
 
     in_pieces = True  # a large use may go through a few examples at a time
     once = True  # a batch's graph is gone through once: then nothing of it is kept
+    at_once = True  # a group that is complete need not wait for the others
+    sharded = False  # `total` is this process's part of the sum of all processes
 
-    def __init__(self, groups: Groups, clip: Clip) -> None:
+    def __init__(self, groups: Groups, clip: Clip, total: Tensor | None = None) -> None:
         self.groups, self.clip = groups, clip
-        self.total = groups.buffer()
-        self._segments = {slot.name: slot.view(self.total) for slot in groups.slots}
+        self.total = groups.buffer() if total is None else total
+        self._segments = (
+            {slot.name: slot.view(self.total) for slot in groups.slots} if total is None else {}
+        )
         self._held: dict[int, list[Held]] = defaultdict(list)
         self._complete: list[list[Held]] = []  # groups that only wait for each other
         self._waiting = 0  # bytes
@@ -62,6 +66,12 @@ class Collector:
     def bounds(self) -> tuple[float, ...]:
         """The l2 bound of one example's part in each group of `total`."""
         return self.clip.bounds
+
+    def keep_in(self, buffer: Tensor) -> None:
+        """Have `total` in this memory from now on."""
+        self.total = buffer
+        if buffer.numel() == self.groups.size:
+            self._segments = {slot.name: slot.view(buffer) for slot in self.groups.slots}
 
     def count_unclipped(self) -> None:
         """Keep the counts of quantile clipping from now on."""
@@ -91,7 +101,7 @@ class Collector:
         for group in {slot.group for slot, _ in uses}:
             members = [Held(slot, use, None) for slot, use in uses if slot.group == group]
             once = all(record.by_slot[h.slot.name] == 1 for h in members)  # no parameter twice
-            alone = record.by_group[group] == 1 and once
+            alone = self.at_once and record.by_group[group] == 1 and once
             if self.holding:
                 self._held[group] += members
                 continue
@@ -124,12 +134,12 @@ class Collector:
         if self.holding:
             return
         if self._together:
-            groups = [*self._complete, *map(_tie, self._held.values())]
+            groups = [*self._complete, *map(tie, self._held.values())]
             self._forget()
             self._settle_together(groups)
         while self._held:
             _, held = self._held.popitem()
-            self._settle(_tie(held))
+            self._settle(tie(held))
 
     def _wait(self, held: list[Held]) -> None:
         """Keep a group that is complete until others are, or until too much waits."""
@@ -180,6 +190,12 @@ class Collector:
             self._settle([*some, Held(large[0].slot, piece, None)])
 
     def _settle(self, held: Sequence[Held]) -> None:
+        factors = self._weights(held)
+        for h in held:
+            h.use.add_weighted(factors, self._segments[h.slot.name])
+
+    def _weights(self, held: Sequence[Held]) -> Tensor:
+        """The factors of one group's examples, from the norms of all its uses."""
         square_norms = held[0].take_norms(self._rounding())
         for h in held[1:]:
             square_norms = square_norms + h.take_norms(self._rounding())
@@ -191,9 +207,7 @@ class Collector:
             square_norms = square_norms.masked_fill(bad, 0)
             for h in held:
                 h.use.drop(bad)
-        factors = self.clip.factors(square_norms, group, self._scale, dtype, self._rounding())
-        for h in held:
-            h.use.add_weighted(factors, self._segments[h.slot.name])
+        return self.clip.factors(square_norms, group, self._scale, dtype, self._rounding())
 
     def _look(self, square_norms: Tensor, group: int) -> None:
         """Count the examples within the bound, and keep the norms, where that is wanted."""
@@ -215,7 +229,7 @@ class Collector:
         return 4 * torch.finfo(self.total.dtype).eps
 
 
-def _tie(held: list[Held]) -> list[Held]:
+def tie(held: list[Held]) -> list[Held]:
     """One entry per parameter: several uses of one become their sum."""
     by_slot: dict[str, list[Held]] = defaultdict(list)
     for h in held:

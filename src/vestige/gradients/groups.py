@@ -24,14 +24,20 @@ class Slot:
     """One trainable parameter and its place in the flat buffer."""
 
     name: str
-    parameter: nn.Parameter
+    parameter: Tensor
     group: int
     start: int
+    shard_of: Tensor | None = None  # where `parameter` is this process's part of one
 
     @property
     def stop(self) -> int:
         """The end of the parameter's segment."""
         return self.start + self.parameter.numel()
+
+    @property
+    def trained(self) -> Tensor:
+        """The parameter as the optimizer has it."""
+        return self.parameter if self.shard_of is None else self.shard_of
 
     def view(self, flat: Tensor) -> Tensor:
         """The parameter's segment of a flat buffer, in the parameter's shape."""

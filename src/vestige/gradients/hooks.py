@@ -6,13 +6,14 @@ None of them follows a model that is copied by `copy.deepcopy` or saved by `torc
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vestige.errors import UnsupportedModel
+from vestige.errors import PrivacyError, UnsupportedModel
 from vestige.gradients.rows import Meeting, Rows
 from vestige.gradients.tracker import Tracker
 
@@ -78,15 +79,32 @@ def refuse_training(norm: nn.Module, _: Any) -> None:
 class Interruptible:
     """How the root is called: Ctrl-C runs none of torch's hooks, so the forward is left here.
 
-    torch keeps this attribute out of copies and pickles.
+    torch keeps this attribute out of copies and pickles. What `module.compile()` put there is put
+    aside; a wrapper of torch.compile that still calls the model runs it as it is.
     """
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
+        self._put: Any = None
+        self._before: Any = None
+
+    def put_on(self, module: nn.Module) -> None:
+        """Have the module called by this."""
+        before = module._compiled_call_impl
+        if not isinstance(before, Interruptible):
+            plain = self._capture.compiled is nullcontext
+            self._before, self._put = before, self if plain else torch.compiler.disable(self)
+            module._compiled_call_impl = self._put
+
+    def take_off(self, module: nn.Module) -> None:
+        """Have it called as before."""
+        if self._put is not None and module._compiled_call_impl is self._put:
+            module._compiled_call_impl = self._before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._capture.module._call_impl(*args, **kwargs)
+            with self._capture.compiled():  # here: torch looks up forward before it calls hooks
+                return self._capture.module._call_impl(*args, **kwargs)
         except Exception:
             raise  # the hooks have run
         except BaseException:
@@ -146,8 +164,8 @@ class Guard:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __call__(self, _: Tensor) -> None:
-        if Guard.off:
+    def __call__(self, g: Tensor | None) -> None:
+        if Guard.off or g is None:  # a compiled graph says of each input that it has none
             return
         raise UnsupportedModel(
             f"parameter {self.name!r} received a gradient that was not captured per example. It "
@@ -155,3 +173,25 @@ class Guard:
             "a regularisation term of the loss (use the optimizer's weight_decay), under gradient "
             "checkpointing or torch.compile, or by an operation that Vestige does not see."
         )
+
+
+def versions(parts: list[nn.Module], passing: set[int]) -> list[tuple[int, int]]:
+    """Identity and version of every buffer and parameter, without looking up their names.
+
+    Tensors in `passing` come and go while the model runs, and are left out.
+    """
+    return [
+        (id(tensor), tensor._version)
+        for module in parts
+        for tensor in (*module._buffers.values(), *module._parameters.values())
+        if tensor is not None and id(tensor) not in passing
+    ]
+
+
+def changed_by_forward(name: str) -> PrivacyError:
+    """The error for a buffer or parameter that the forward pass writes to."""
+    return PrivacyError(
+        f"buffer or parameter {name!r} was changed by the forward pass. Statistics of private "
+        "batches are an unprotected release: use vestige.fix(model) for batch norm, turn the "
+        "tracking off (track_running_stats=False), or move the update out of the model."
+    )

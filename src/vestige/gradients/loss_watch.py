@@ -4,11 +4,13 @@ Autograd has no hook before a backward pass, and what the loss's operations have
 the pass goes on. A torch function mode is told of `loss.backward()` by torch itself, so one is
 active from the end of the model's forward pass to the step. It lies below all others on torch's
 stack of modes (above torch.device's, which insists on the bottom), so that a `with` block that the
-loop has open closes as if it were not there. It changes no operation.
+loop has open closes as if it were not there. It changes no operation, and sees those that
+change outputs in place.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch.utils._device import DeviceContext
 
 from vestige.errors import PrivacyError
 from vestige.gradients.capture import Capture
+from vestige.gradients.hidden_writes import HiddenWrites
 from vestige.gradients.hooks import Hook
 from vestige.gradients.losses import LossGraph
 from vestige.gradients.refs import tensors_in
@@ -29,7 +32,8 @@ UNSEEN = "the loss could not be read: that no examples meet in it is unchecked"
 PADDED = (
     "the rows of different lots had different shapes, which other records decide where rows are "
     "padded to the longest: unless the model ignores padding, epsilon does not hold (pad to a "
-    "fixed length: vestige.PadTo)"
+    "fixed length, by collate_fn=vestige.PadTo(LENGTH), or inside your own collate function by "
+    "x = torch.nn.functional.pad(x, (0, LENGTH - x.shape[1])))"
 )
 
 
@@ -46,6 +50,7 @@ class LossWatch(TorchFunctionMode):
         self._batch: Batch | None = None
         self._open = self._failed = False
         self._graph: Any = None  # alive as long as the graph of a loss that was not seen yet
+        self._writes = HiddenWrites()
         self._inside: list[tuple[int, int]] = []
         self._elsewhere: list[tuple[int, int]] = []
         self._begun: list[tuple[int, bool]] = []  # forward passes under way, and if of the batch
@@ -72,6 +77,7 @@ class LossWatch(TorchFunctionMode):
         self.stop()
         self._batch, self._read, self._calls, self._failed = batch, False, 0, False
         self._inside.clear()
+        self._writes.clear()
         self._begun.clear()
         self._elsewhere[:] = [(0, _get_sequence_nr())]  # earlier lots
 
@@ -117,6 +123,7 @@ class LossWatch(TorchFunctionMode):
             return
         life = _Life()
         self._graph = weakref.ref(life)
+        self._writes.watch(tensors_in(output))
         for tensor in tensors_in(output):
             if tensor.grad_fn is not None:
                 tensor.grad_fn.metadata["vestige life"] = life  # type: ignore[index]
@@ -143,8 +150,10 @@ class LossWatch(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in _STARTS or self._batch is None:
+        if self._batch is None:
             return func(*args, **kwargs)
+        if func not in _STARTS:
+            return self._writes.call(func, args, kwargs)
         try:
             self._check(args, kwargs)
             return func(*args, **kwargs)
@@ -164,14 +173,17 @@ class LossWatch(TorchFunctionMode):
             capture.mean_loss,
             self._inside,
             self._elsewhere,
-            self._parameters,
+            self._parameters | capture.shards.passing,
             capture.axis,
         )
         roots = [r for r in tensors_in(args[:1] or list(kwargs.values())[:1]) if graph.concerns(r)]
         if not roots:
             return  # of another model
+        if capture.meet is not None:
+            capture.meet(3)
         for root in roots:
             if not batch.empty:
+                self._writes.check(functools.partial(graph.in_the_loop, root))
                 graph.check(root)
         self._read = True
         ones = all(g is None or _is_one(g) for g in tensors_in([given]))

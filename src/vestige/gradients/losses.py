@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from vestige.errors import PrivacyError
+from vestige.gradients.layouts import Layouts
 from vestige.gradients.nodes import (
     KEEPS,
     OF_A_LOSS,
@@ -97,6 +98,7 @@ class LossGraph:
     ) -> None:
         self.rows, self.mean, self.axis = rows, mean, axis
         self._inside, self._elsewhere, self._parameters = inside, elsewhere, parameters
+        self._layouts = Layouts(rows, axis, self._is_inside)
         self.unread: str | None = None  # an operation that nothing is known about
 
     def check(self, root: Tensor) -> None:
@@ -110,7 +112,7 @@ class LossGraph:
             self.unread = "a part of another forward pass"
 
     def _walk(self, root: Tensor) -> None:
-        for node in self._in_the_loop(root):
+        for node in self.in_the_loop(root):
             if is_leaf(node):
                 self._check_leaf(node.variable)
         place = Place.SCALAR if root.numel() == 1 else Place.ROWS
@@ -126,11 +128,11 @@ class LossGraph:
 
     def concerns(self, root: Tensor) -> bool:
         """Whether the model has a part in this loss."""
-        return any(self._is_inside(node) for node in self._in_the_loop(root))
+        return any(self._is_inside(node) for node in self.in_the_loop(root))
 
     def _has_strangers(self, root: Tensor) -> bool:
         """Whether parameters are used outside of the model, or outputs for other rows."""
-        for node in self._in_the_loop(root):
+        for node in self.in_the_loop(root):
             number = node._sequence_nr()
             if any(first <= number < last for first, last in self._elsewhere):
                 return True
@@ -138,7 +140,7 @@ class LossGraph:
                 return True
         return False
 
-    def _in_the_loop(self, root: Tensor) -> Iterator[Any]:
+    def in_the_loop(self, root: Tensor) -> Iterator[Any]:
         """The nodes above the model, and its outermost ones."""
         return below([root.grad_fn], lambda node: not self._is_inside(node))
 
@@ -182,6 +184,8 @@ class LossGraph:
                 self._meeting(f"{name} puts single rows together")
         if way.place is not Place.SCALAR and not inside and name in SPREADS:
             self._check_spread(node)
+        if way.place is Place.ROWS and not inside and self.rows > 1:
+            self._meeting(self._layouts.meeting(node))
         for child in children(node):
             yield child, way
 
@@ -311,7 +315,7 @@ class LossGraph:
             self._meeting(f"{name} in training mode normalises over the batch")
         if name in OVER_AN_AXIS and not self._of_one_row(node):
             sizes, over = input_sizes(node), dims(node)
-            axis = self._row_axis(sizes)
+            axis = row_axis(sizes, self.axis)
             whole = not over and self._has_rows(sizes)
             if whole or (sizes and sizes[axis] == self.rows and axis in over):
                 self._meeting(f"{name} goes over the rows of the batch, and more follows")
@@ -319,7 +323,7 @@ class LossGraph:
     def _check_spread(self, node: Any) -> None:
         """What has no rows must not be spread over all of them."""
         out = shape_of(node)
-        axis = self._row_axis(out)
+        axis = row_axis(out, self.axis)
         if self.rows == 1 or len(out) <= axis or out[axis] != self.rows:
             return
         for child, number in node.next_functions:
@@ -333,8 +337,8 @@ class LossGraph:
                     f"{tuple(child._input_metadata[number].shape)} over all rows"
                 )
 
-    def _meeting(self, what: str) -> None:
-        if self.rows > 1:
+    def _meeting(self, what: str | None) -> None:
+        if what and self.rows > 1:
             raise PrivacyError(
                 f"examples meet in the loss: {what}. A row's gradient would depend on the other "
                 f"rows. {_ROW_FORM}"
@@ -377,9 +381,6 @@ class LossGraph:
                 todo += child.next_functions
         return rows
 
-    def _row_axis(self, sizes: Sequence[int]) -> int:
-        return row_axis(sizes, self.axis)
-
     def _reads_rows(self, node: Any) -> bool:
         """Whether numbers that are too few or too many for the rows were picked from their own."""
         return any(self._has_rows(shape_of(part)) for part in linear_below(node))
@@ -388,7 +389,7 @@ class LossGraph:
         """Whether a sum below was over the rows: as many numbers as rows are left by chance."""
         for part in linear_below(node):
             sizes = input_sizes(part)
-            axis = self._row_axis(sizes)
+            axis = row_axis(sizes, self.axis)
             summed = name_of(part) in ("Sum", "Mean") and len(sizes) > 1 and axis in dims(part)
             if summed and sizes[axis] == self.rows:
                 return True

@@ -96,10 +96,10 @@ def dims(node: Any) -> tuple[int, ...]:
         return ()
     sizes = input_sizes(node)
     given = dims if isinstance(dims, tuple | list) else (dims,)
-    return tuple(_signed(d) % max(1, len(sizes)) for d in given)
+    return tuple(signed(d) % max(1, len(sizes)) for d in given)
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
     """Nodes show a negative axis as an unsigned number."""
     return number - 2**64 if number >= 2**63 else number
 
@@ -147,7 +147,7 @@ def row_taken(node: Any, output: int, rows: int, axis: int) -> int | None:
         return None
     if name == "Slice" and out[axis] != 1:
         return None
-    return _signed(node._saved_index if name == "Select" else node._saved_start) % rows
+    return signed(node._saved_index if name == "Select" else node._saved_start) % rows
 
 
 def summed(node: Any) -> int | None:

@@ -30,9 +30,8 @@ from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
 from vestige.errors import PrivacyError, UnsupportedModel, VestigeError
-from vestige.gradients.capture import changed_by_forward
 from vestige.gradients.groups import Groups
-from vestige.gradients.hooks import Guard
+from vestige.gradients.hooks import Guard, changed_by_forward
 from vestige.gradients.row_products import RowProducts
 from vestige.gradients.rules.convolution import NUMBERS_AT_ONCE
 from vestige.gradients.uses import row_squares

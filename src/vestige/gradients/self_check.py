@@ -11,18 +11,22 @@ can, in float64. It is asked whether
 
 At last one row is repeated as often as the batch at hand has rows (up to 32 times), and once more:
 every copy must come out as the row alone does.
+Where units have several rows, two units are made of the same rows: a cotangent of the first gives
+the second a norm of zero, and the first the norm of the sum over its rows.
 Where the model returns a loss instead of rows, the norms of its rows are compared.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from vestige.errors import ConfigError, VestigeError
 from vestige.gradients.capture import Capture
@@ -39,11 +43,16 @@ OUTPUTS, GRADIENTS = 1e-5, 1e-4
 
 
 def self_check(
-    capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int
+    capture: Capture,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seed: int,
+    agree: Callable[[tuple[int, int, int]], tuple[int, int, int]] = lambda own: own,
 ) -> str | None:
     """None if every row was shown to stand alone, else why nothing was shown.
 
-    Raises PrivacyError if rows were shown not to.
+    Raises PrivacyError if rows were shown not to. Ranks that run every pass together `agree` on the
+    numbers of rows.
     """
     maker = RowMaker(capture, (args, kwargs))
     if not any(maker.batched):
@@ -52,11 +61,13 @@ def self_check(
     primes = itertools.chain((3, 5, 7, 11, 13), itertools.count(17))
     few = next(n for n in primes if n not in maker.sizes)
     company = min((n for n in maker.sizes if 1 < n <= _MOST_ROWS), default=few + 1)
+    few, company, places = agree((few, company, max(1, min(maker.rows, 32))))
     why = ""
     device = capture.collector.total.device
-    with _aside(capture), own_randomness(device), without_checkpoints():
+    in_units = capture.batch is not None and capture.batch.unit_rows > 1
+    with aside(capture), own_randomness(device), without_checkpoints():
         for double, kind in itertools.product((True, False), KINDS):
-            if double and not _fits_in_double(capture.module):
+            if double and not _fits_in_double(capture):
                 continue
             with _precision(capture, double):
                 torch.manual_seed(seed)
@@ -68,7 +79,9 @@ def self_check(
                         continue
                     raise
                 if unshown is None:
-                    compare_places(trial, max(1, min(maker.rows, 32)))
+                    compare_places(trial, places)
+                    if in_units and trial.loss is None:
+                        compare_units(trial)
                     capture.tracker.checked = True
                     return None
                 why = why or unshown
@@ -108,19 +121,24 @@ def compare(trial: Trial, tested: list[int], company: int) -> None:
     if trial.capture.runs_row_by_row():  # a module that does may not do what it does for all rows
         plain = trial.plainly(lambda t: t)
         for at, target in zip(trial.places, targets, strict=True):
-            _same(target, plain[at], "output changes when its gradients are captured", OUTPUTS)
+            _same(
+                target,
+                plain[at],
+                "output changes when its gradients are captured",
+                trial.rounding(OUTPUTS),
+            )
     alone = {row: trial.alone(row) for row in tested}
     for row, (outputs, gradient) in alone.items():
         if trial.loss is not None:
             continue
         for at, one in zip(trial.places, outputs, strict=True):
-            _same(trial.outputs[at].of(row), one, f"output {_COMPANY}", OUTPUTS)
+            _same(trial.outputs[at].of(row), one, f"output {_COMPANY}", trial.rounding(OUTPUTS))
         cotangents = [trial.outputs[at].masked(row) for at in trial.places]
         total, squares = trial.backward(targets, cotangents, trial.rows)
         squares[row] = 0
         if bool(squares.any()):
             raise mixed("a gradient of one example is attributed to another")
-        _same(total, gradient, f"gradient {_COMPANY}", GRADIENTS)
+        _same(total, gradient, f"gradient {_COMPANY}", trial.rounding(GRADIENTS))
     _compare_in_other_company(trial, alone, company)
 
 
@@ -160,8 +178,8 @@ def _compare_in_other_company(trial: Trial, alone: Alone, company: int) -> None:
     for row, of_row in list(enumerate(rows))[-len(alone) :]:
         outputs, gradient = alone[of_row]
         for at, one in zip(trial.outputs, outputs, strict=False):
-            _same(together[at].of(row), one, f"output {_COMPANY}", OUTPUTS)
-        _same(squares[row].sqrt() * scale, gradient.norm(), what, GRADIENTS)
+            _same(together[at].of(row), one, f"output {_COMPANY}", trial.rounding(OUTPUTS))
+        _same(squares[row].sqrt() * scale, gradient.norm(), what, trial.rounding(GRADIENTS))
 
 
 def _moved_cotangent(before: Output, now: Output, rows: list[int]) -> Tensor:
@@ -193,7 +211,29 @@ def compare_places(trial: Trial, rows: int) -> None:
             if output.value.shape[output.axis] == trial.rows:  # one entry for each row
                 one = alone[at].expand(together[at].shape)
                 what = "output depends on its place or the number of rows"
-                _same(together[at], one, what, OUTPUTS)
+                _same(together[at], one, what, trial.rounding(OUTPUTS))
+
+
+def compare_units(trial: Trial) -> None:
+    """Two units of all synthetic rows: each has the gradient of its own rows, and nothing else."""
+    capture, rows = trial.capture, 2 * trial.rows
+    inputs = trial.changed(lambda t: torch.cat([t, t], capture.axis))
+    leaves = trial.captured(inputs, rows, unit_rows=trial.rows)
+    together = trial.outputs_in(leaves)
+    if not set(trial.outputs) <= set(together):
+        raise mixed("the model gives other outputs for other numbers of rows")
+    targets = [leaves[at] for at in trial.places]
+    cotangents = []
+    for at in trial.outputs:
+        of_first = together[at].owners < trial.rows
+        shape = [-1 if axis == together[at].axis else 1 for axis in range(leaves[at].ndim)]
+        cotangents.append(torch.where(of_first.view(shape), together[at].cotangent, 0))
+    total, squares = trial.backward(targets, cotangents, 2)
+    if bool(squares[1]):
+        raise mixed("a gradient of one unit is attributed to another")
+    _same(
+        squares[0].sqrt() / trial.rows, total.norm(), "unit has not its rows' gradient", GRADIENTS
+    )
 
 
 def _same(one: Tensor, other: Tensor, what: str, tolerance: float) -> None:
@@ -215,9 +255,10 @@ def _same(one: Tensor, other: Tensor, what: str, tolerance: float) -> None:
 
 
 @contextmanager
-def _aside(capture: Capture) -> Iterator[None]:
+def aside(capture: Capture) -> Iterator[None]:
     """Run with a collector of its own, and put everything back."""
     kept = (capture.collector, capture.batch, capture.mean_loss, capture.weight)
+    numbered = dict(capture.numbered)  # an earlier forward pass of the batch may have run compiled
     capture.declared_mean = capture.mean_loss
     capture.mean_loss, capture.weight = False, 1.0
     capture.tracker.noting = True
@@ -227,13 +268,15 @@ def _aside(capture: Capture) -> Iterator[None]:
         capture.tracker.noting = False
         capture.stop_watching()
         capture.collector, capture.batch, capture.mean_loss, capture.weight = kept
+        capture.numbered = numbered
 
 
 @contextmanager
 def _precision(capture: Capture, double: bool) -> Iterator[None]:
     """The model in float64 for a while, its own tensors put back untouched; without autocast and
     TF32. A state that the forward pass wrote to (also through .data) is refused."""
-    kept = [(name, t, t.data) for name, t in capture.state_tensors()]
+    passing = capture.shards.passing  # FSDP's, which a forward pass cannot write to
+    kept = [(name, t, t.data) for name, t in capture.state_tensors() if id(t) not in passing]
     if double:
         for _, tensor, data in kept:
             if data.is_floating_point():
@@ -263,5 +306,19 @@ def _precision(capture: Capture, double: bool) -> Iterator[None]:
             raise kept_by_forward(type(capture.module).__name__, changed[0])
 
 
-def _fits_in_double(module: nn.Module) -> bool:
-    return sum(p.numel() for p in module.parameters()) <= _MOST_IN_DOUBLE
+def _fits_in_double(capture: Capture) -> bool:
+    if capture.shards.passing:
+        return False  # FSDP gathers the numbers that it holds
+    return sum(p.numel() for p in capture.module.parameters()) <= _MOST_IN_DOUBLE
+
+
+def signature(inputs: Any) -> Any:
+    """What a call of the model looks like but for the lengths of its axes."""
+
+    def one(path: Any, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return pytree.keystr(path), value.dtype, value.ndim
+        plain = isinstance(value, bool | int | float | complex | str | bytes | type(None) | Enum)
+        return pytree.keystr(path), value if plain else type(value)
+
+    return tuple(one(path, value) for path, value in pytree.tree_leaves_with_path(inputs))

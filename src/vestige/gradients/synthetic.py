@@ -50,6 +50,13 @@ class RowMaker:
         leaves = pytree.tree_leaves(real)
         self.batched = [self._has_rows(value) for value in leaves]  # which leaves have rows
         self.sizes = {s for t in leaves if isinstance(t, Tensor) for s in t.shape}
+        self.lengths = {  # of all axes but that of the rows, whose number is secret
+            size
+            for value, batched in zip(leaves, self.batched, strict=True)
+            if isinstance(value, Tensor)
+            for axis, size in enumerate(value.shape)
+            if not (batched and axis == self._axis)
+        }
         embeddings = [m for m in capture.module.modules() if isinstance(m, nn.Embedding)]
         self._vocabulary = min((m.num_embeddings for m in embeddings), default=2)
         long = (t.shape[1 - self._axis] for t in leaves if self._has_rows(t) and t.ndim > 1)

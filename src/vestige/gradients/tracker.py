@@ -66,7 +66,7 @@ class Tracker:
         self.guard: Callable[[Tensor, Label | None], None] | None = None  # while a block runs
         self._top = getattr(type(module).forward, "__code__", None)
         self.checked = False  # whether the self-check has shown something
-        self._registered: set[int] = set()  # parameters and buffers
+        self.registered: set[int] = set()  # parameters and buffers
         self._own: dict[int, Tensor] = {}  # the model's tensors, also in attributes
         # Each buffer, its version and its contents when it was last looked at.
         self._values: dict[tuple[int, str], tuple[Tensor, int, Tensor]] = {}
@@ -76,21 +76,24 @@ class Tracker:
 
     # -- a forward pass ---------------------------------------------------------------------
 
-    def begin(self, rows: int, inputs: Any, axis: int) -> None:
-        """A forward pass begins on `inputs`, whose tensors have `rows` rows on `axis`."""
+    def begin(self, rows: int, inputs: Any, axis: int, passing: set[int]) -> None:
+        """A forward pass begins on `inputs`, whose tensors have `rows` rows on `axis`.
+
+        `passing` are further parameters, which come and go."""
         self._token += 1
         self.rows, self._looked, self._written = rows, False, None
         self._met.clear()
         self._visits.clear()
         stores = [s for m in self._parts for s in (m._parameters, m._buffers)]
-        self._registered = {id(t) for store in stores for t in store.values() if t is not None}
+        self.registered = {id(t) for store in stores for t in store.values() if t is not None}
+        self.registered |= passing
         tensors = list(tensors_in(inputs))
         for i, tensor in enumerate(tensors):
             if tensor.ndim <= axis or tensor.shape[axis] != rows:
                 self.shared.add((len(tensors), i))
             # What once had no rows is shared by all of them, also where it is as long as the batch.
             has_rows = (len(tensors), i) not in self.shared
-            self._registered.discard(id(tensor))
+            self.registered.discard(id(tensor))
             self.give(tensor, self.on_axis(tensor.shape, axis) if has_rows else None)
 
     def end(self) -> None:
@@ -135,7 +138,7 @@ class Tracker:
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, Tensor):
                 # Parameters and buffers come first: they are most of what has no label.
-                label = None if id(value) in self._registered else self.label(value)
+                label = None if id(value) in self.registered else self.label(value)
                 if label is not None:
                     labels[id(value)] = label
             elif isinstance(value, tuple | list | dict):
@@ -177,7 +180,7 @@ class Tracker:
         seen_before = isinstance(out, bool) and name_of(func) in VALUES and self.answered(out)
         if not labels:
             for tensor in results:
-                if not (ruled and self.has_label(tensor)) and id(tensor) not in self._registered:
+                if not (ruled and self.has_label(tensor)) and id(tensor) not in self.registered:
                     self.give(tensor, None)
             return
         if not results:
@@ -284,7 +287,7 @@ class Tracker:
     def _note_written(self, tensor: Tensor) -> None:
         """Values of the batch are written to a tensor: does it outlast the forward pass?"""
         key = id(tensor)
-        if not (key in self._registered or key in self._met or key in self._own):
+        if not (key in self.registered or key in self._met or key in self._own):
             return  # made by this pass, or given to it
         holders = ((type(m).__name__, key) for m, key, t in self._kept() if t is tensor)
         self._written = self._written or next(

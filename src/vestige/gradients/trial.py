@@ -99,6 +99,10 @@ class Trial:
             return "the model's outputs for synthetic rows are not numbers"
         return None
 
+    def rounding(self, tolerance: float) -> float:
+        """What rounding may do: more where FSDP has weights in a narrow type, which stay in it."""
+        return max(tolerance, 16 * self.capture.shards.eps)
+
     @property
     def places(self) -> list[int]:
         """The places of what is compared."""
@@ -122,10 +126,10 @@ class Trial:
                 outputs[at] = Output(leaf, axis, owners, torch.randn(leaf.shape).to(leaf))
         return outputs
 
-    def captured(self, inputs: Any, rows: int) -> list[Any]:
+    def captured(self, inputs: Any, rows: int, unit_rows: int = 1) -> list[Any]:
         """What the model returns, captured: ready for a backward pass."""
         self.capture.collector.clear()
-        self.capture.start(Batch(rows))
+        self.capture.start(Batch(rows, unit_rows=unit_rows))
         with torch.enable_grad():
             return self._run(inputs)
 
@@ -149,14 +153,15 @@ class Trial:
         return pytree.tree_unflatten(changed, spec)
 
     def backward(
-        self, targets: list[Tensor], cotangents: list[Tensor], rows: int
+        self, targets: list[Tensor], cotangents: list[Tensor], rows: int, again: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """The sum of the rows' gradients and their squared norms."""
+        """The sum of the rows' gradients and their squared norms; `again` says that others follow
+        from the same pass."""
         collector = self.capture.collector
         assert isinstance(collector, RowNorms)
         collector.clear()
         self.capture.reopen()
-        torch.autograd.backward(targets, cotangents, retain_graph=True)
+        torch.autograd.backward(targets, cotangents, retain_graph=again)
         squares = collector.squares
         if squares is None:
             squares = torch.zeros(rows, device=collector.total.device, dtype=torch.float64)
@@ -184,7 +189,7 @@ class Trial:
         with self.capture.plainly():
             gradients = torch.autograd.grad(
                 [out for out, _ in differentiable],
-                [slot.parameter for slot in groups.slots],
+                [self.capture.shards.whole(slot) for slot in groups.slots],
                 [c for _, c in differentiable],
                 allow_unused=True,
             )

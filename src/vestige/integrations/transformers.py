@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from vestige.engine.attention import mask_as_usual
 from vestige.engine.privacy_engine import PrivacyEngine
 from vestige.errors import ConfigError
 from vestige.integrations import trained
@@ -25,14 +26,7 @@ from vestige.plan import lots_per_epoch
 from vestige.sampling.loader import PrivateLoader
 
 try:
-    from transformers import (
-        AttentionInterface,
-        AttentionMaskInterface,
-        EarlyStoppingCallback,
-        Trainer,
-    )
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import sdpa_mask
+    from transformers import EarlyStoppingCallback, Trainer
     from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 except ImportError as error:
     raise ConfigError(
@@ -41,17 +35,6 @@ except ImportError as error:
     ) from error
 
 __all__ = ["PrivacyArguments", "PrivateTrainer"]
-
-# Torch's attention with a mask that is always made. The usual one is left out where no row of the
-# batch has padding, so that one record decides which kernel the others run through.
-_ATTENTION = "sdpa_always_masked"
-AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
-AttentionMaskInterface.register(
-    _ATTENTION,
-    lambda **given: sdpa_mask(
-        **given | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    ),
-)
 
 # What a trainer logs of its own accord and what follows lots, losses or raw gradients. Times do.
 _LEFT_OUT = {"loss", "grad_norm", "train_loss", "total_flos", "num_input_tokens_seen"}
@@ -111,7 +94,7 @@ class PrivateTrainer(Trainer):
             if self.engine is not None:
                 self.engine.abandon_lot()  # one that was left open is charged
                 self.engine.close()
-            _change_attention(self.model, _ATTENTION, "sdpa")
+            mask_as_usual(self.model)
         loss = out.training_loss if self.privacy.train_loss else math.nan
         return TrainOutput(out.global_step, loss, self._public(out.metrics))
 
@@ -120,7 +103,6 @@ class PrivateTrainer(Trainer):
         if self.train_dataset is None:
             raise ConfigError("PrivateTrainer has no train_dataset: there is nothing to train on.")
         self.create_optimizer()
-        _change_attention(self.model, "sdpa", _ATTENTION)
         size = self.privacy.dataset_size or len(self.train_dataset)
         lots = lots_per_epoch(size, self._lot)
         steps = self.args.max_steps if self.args.max_steps > 0 else None
@@ -274,11 +256,6 @@ class PrivateTrainer(Trainer):
 def _base(model: Any) -> Any:
     """The model itself, inside of PEFT's."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def _change_attention(model: Any, old: str, new: str) -> None:
-    if getattr(getattr(_base(model), "config", None), "_attn_implementation", None) == old:
-        _base(model).set_attn_implementation(new)
 
 
 class _Batches:

@@ -11,27 +11,25 @@ that are held out, for validation or as the test split, are outside of it.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vestige.checks import check_count, finite, round_up
+from vestige.checks import check_count, finite
 from vestige.engine.ending import ending
 from vestige.errors import ConfigError
-from vestige.files import write_whole
-from vestige.lab import rendering
-from vestige.lab.report.downloads import download
+from vestige.lab.kept_runs import KeptRuns
 from vestige.lab.statistics import PairedTest, corrected, paired_test, summarise
 from vestige.methods import resolve
 from vestige.plan import common_adjacency
 from vestige.privacy import accounting, ledger_file
 from vestige.privacy.ledger import Event
-from vestige.statement.table import Table
 from vestige.train import training
 from vestige.train.config import TrainConfig
+from vestige.train.interrupt import Interrupt
 from vestige.train.training import Progress
 
 if TYPE_CHECKING:
@@ -40,7 +38,13 @@ if TYPE_CHECKING:
 MATCHES = ("epsilon", "sigma")
 FACTORS = (1 / 16, 1 / 4, 1.0, 4.0)  # of a method's default learning rate, where it is tuned
 VALIDATION_SHARE = 5  # a fifth of the training records is held out for tuning
-_KEPT = "accuracy loss epsilon noise_multiplier steps interrupted".split()  # of a run's result
+# Of a run's result.
+_KEPT = "accuracy loss epsilon noise_multiplier steps interrupted folder".split()
+_ONE_OF = (
+    "one of {} runs of a comparison; whoever has seen results of the others has to count the cost "
+    "of the whole study, in its comparison.json"
+)
+_SPACES = re.compile(r"\W*[, ]\W*")  # of a run's name, for its folder
 _SPLIT_SEED = 0  # public: which records these are
 
 
@@ -55,6 +59,7 @@ class Study:
     tune: bool = False
     seeds: int = 5
     ledger: Path | None = None  # a file that every run is charged on before its noise is drawn
+    out: Path | None = None  # a folder that the runs are kept in, to go on from and to load
 
     def __post_init__(self) -> None:
         if len(self.methods) < 2 or len(set(self.methods)) != len(self.methods):
@@ -86,6 +91,12 @@ class Study:
         return "dp-sgd" if "dp-sgd" in self.methods else self.methods[0]
 
     @property
+    def asked(self) -> dict[str, Any]:
+        """What makes it this study and no other one, as JSON types."""
+        own = {name: getattr(self, name) for name in "methods epsilon match tune seeds".split()}
+        return self.base.saved() | own
+
+    @property
     def runs(self) -> int:
         """How many there will be."""
         each = self.seeds + (len(FACTORS) if self.tune else 0)
@@ -98,19 +109,23 @@ Tell = Callable[[str, Progress], None]
 def compare(study: Study, tell: Tell | None = None) -> dict[str, Any]:
     """Run the study and return its report, as plain JSON types.
 
-    After Ctrl-C the report is of the runs so far, with "interrupted": true.
+    After Ctrl-C the report is of the runs so far, with "interrupted": true. With `out` the same
+    study goes on from there (kept_runs.py).
     """
-    return _Comparison(study, tell or (lambda *_: None)).report()
+    with Interrupt() as interrupt:
+        return _Comparison(study, tell or (lambda *_: None), interrupt).report()
 
 
 class _Comparison:
     """A study at work."""
 
-    def __init__(self, study: Study, tell: Tell) -> None:
-        self._study, self._tell = study, tell
+    def __init__(self, study: Study, tell: Tell, interrupt: Interrupt) -> None:
+        self._study, self._tell, self._interrupt = study, tell, interrupt
+        self._kept = study.out and KeptRuns(study.out, study.asked, study.ledger)
+        self._ledger = self._kept.ledger if self._kept else study.ledger
         self._runs: list[dict[str, Any]] = []
         self._events: list[Event] = []
-        self._interrupted = False
+        self._left_out = False  # a run, after Ctrl-C
 
     def report(self) -> dict[str, Any]:
         """Run everything, and sum it up."""
@@ -135,7 +150,7 @@ class _Comparison:
             "methods": self._lines(),
             "runs": self._runs,
             **self._cost(),
-            "interrupted": self._interrupted,
+            "interrupted": self._left_out,
         }
 
     def _load(self) -> Dataset:
@@ -180,7 +195,8 @@ class _Comparison:
         rate: float | None,
         sigma: float | None,
     ) -> dict[str, Any] | None:
-        if self._interrupted:
+        if self._interrupt.pending or self._left_out:
+            self._left_out = True
             return None
         config = self._study.base.changed(
             method=method,
@@ -188,27 +204,37 @@ class _Comparison:
             lr=rate,
             epsilon=self._study.epsilon if sigma is None else None,
             noise_multiplier=sigma,
+            tuning=self._study.base.tuning or _ONE_OF.format(self._study.runs),
         )
         name = f"{method}, {role}, seed {seed}"
         name += f", lr {config.chosen_lr:g}" if role == "tuning" else ""
-        session = training.prepare(config, dataset=dataset)
-        if self._study.ledger is not None:
-            session.engine.keep_ledger(self._study.ledger)
-        own: list[Event] = []
-        try:
-            result = session.run(lambda progress: self._tell(name, progress))
-        finally:
-            # Also of a run that broke off: with what it had released, and what it had planned.
-            attached = session.engine._attached()
-            own += [*attached.door.own.merged(), *ending(attached).unmade]
-            self._events += own
+
+        def tell(progress: Progress) -> None:
+            self._tell(name, progress)
+
+        if self._kept:
+            result, own = self._kept.run(_SPACES.sub("-", name), config, dataset, tell)
+        else:
+            result, own = self._made(config, dataset, tell)
+        self._events += own
         run = {"method": method, "role": role, "seed": seed, "lr": config.chosen_lr}
         run |= {name: result[name] for name in _KEPT}
         # Of this run: the ledger may hold others, whose cost the study's own sum has.
         run["epsilon"] = finite(accounting.epsilon(own, config.delta, config.accountant))
         self._runs.append(run)
-        self._interrupted = result["interrupted"]
-        return None if self._interrupted else run
+        self._left_out = self._left_out or result["interrupted"]
+        return None if result["interrupted"] else run
+
+    def _made(
+        self, config: TrainConfig, dataset: Dataset, tell: Callable[[Progress], None]
+    ) -> tuple[dict[str, Any], list[Event]]:
+        """A run of which nothing is kept but its charges: made, or planned."""
+        session = training.prepare(config, dataset=dataset)
+        if self._ledger is not None:
+            session.engine.keep_ledger(self._ledger)
+        result = session.run(tell)
+        attached = session.engine._attached()
+        return result, [*attached.door.own.merged(), *ending(attached).unmade]
 
     def _lines(self) -> list[dict[str, Any]]:
         by_method = {
@@ -252,8 +278,8 @@ class _Comparison:
         finite_cost = math.isfinite(spent) and not exposed
         adjacencies = (resolve(run["method"]).adjacency for run in self._runs)
         on_ledger = None
-        if self._study.ledger is not None and finite_cost:
-            everything = ledger_file.read(self._study.ledger).events
+        if self._ledger is not None and finite_cost and self._runs:
+            everything = ledger_file.read(self._ledger).events
             on_ledger = finite(accounting.epsilon(everything, base.delta, base.accountant))
         return {
             "study_epsilon": spent if finite_cost else None,
@@ -289,86 +315,3 @@ def _split(whole: Dataset) -> tuple[Dataset, Dataset]:
     final = replace(whole, x_train=x, y_train=y)
     tuning = replace(final, x_test=whole.x_train[held_out], y_test=whole.y_train[held_out])
     return final, tuning
-
-
-def table(report: dict[str, Any]) -> Table:
-    """The comparison as a table that fits into eighty characters."""
-    lines = []
-    for line in report["methods"]:
-        accuracy, test = line["accuracy"], line["against_reference"] or {}
-        low, noise = accuracy["low"], line["noise_multiplier"]
-        chances = [test.get(name) for name in ("p", "p_holm")]
-        lines.append(
-            [
-                line["method"],
-                f"{line['lr']:.3g}",
-                f"{noise:.3g}" if isinstance(noise, int | float) else "varies",
-                round_up(line["epsilon"]),
-                f"{accuracy['mean']:.3f}",
-                "" if low is None else f"{low:.3f} to {accuracy['high']:.3f}",
-                f"{test['difference']:+.3f}" if test else "",
-                *("" if p is None else f"{p:.2g}" for p in chances),
-            ]
-        )
-    headings = ("method", "lr", "sigma", "eps", "acc", "95 % interval", "diff", "p", "p (Holm)")
-    name = Path(report["dataset"]).name
-    return Table(headings, lines, f"{name}, {report['model']}: accuracy on the held-out split")
-
-
-def page(report: dict[str, Any]) -> str:
-    """The comparison as a page that loads nothing and runs no script."""
-    return rendering.html(
-        "comparison.html.j2",
-        kind="Vestige report: a comparison of methods",
-        title=f"{', '.join(line['method'] for line in report['methods'])}",
-        lead=f"{Path(report['dataset']).name}, {report['model']}, {report['study_runs']} runs",
-        parts={"table": "Accuracy", "cost": "What it costs", "numbers": "Numbers"},
-        table=table(report),
-        words=words(report),
-        files=[download("comparison.json", "the whole report", _json(report))],
-    )
-
-
-def _json(report: dict[str, Any]) -> bytes:
-    shown = report | {"dataset": Path(report["dataset"]).name}  # not where its file lay
-    return f"{json.dumps(shown, indent=2, allow_nan=False)}\n".encode()
-
-
-def write(report: dict[str, Any], folder: Path) -> list[Path]:
-    """The report in a folder: comparison.json and report.html."""
-    contents = {"comparison.json": _json(report), "report.html": page(report).encode()}
-    for name, content in contents.items():
-        write_whole(folder / name, content)
-    return [folder / name for name in contents]
-
-
-def words(report: dict[str, Any]) -> Sequence[str]:
-    """What a reader of the table must know, in sentences."""
-    runs, delta = report["study_runs"], report["delta"]
-    said = []
-    if report["study_epsilon"] is None:
-        who = ", ".join(report["not_private"]) or "a run"
-        said.append(f"The whole study has no guarantee: {who} has an infinite epsilon.")
-    else:
-        cost = round_up(report["study_epsilon"])
-        said.append(
-            f"The whole study, all {runs} runs together, tuning included, costs (epsilon "
-            f"{cost}, delta {delta:g}); publishing one run's model alone still costs the "
-            "whole study where results of the others were looked at."
-        )
-    if report["ledger_epsilon"] is not None:
-        said.append(
-            f"Everything on the ledger, this study and what was there before, has epsilon "
-            f"{round_up(report['ledger_epsilon'])}."
-        )
-    if report["validation_records"]:
-        said.append(
-            f"Learning rates were chosen on {report['validation_records']} training records that "
-            "no run trained on; the guarantee does not cover them."
-        )
-    said.append("Accuracies are exact figures of held-out records, which no guarantee covers.")
-    said.append(
-        f"p: paired t test against {report['reference']}. Initial weights and splits are paired "
-        "seed by seed; the noise is not."
-    )
-    return said

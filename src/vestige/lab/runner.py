@@ -45,6 +45,7 @@ RESULTS = Path("results")
 QUICK_RESULTS = Path("runs") / "quick"
 QUICK = "quick"
 SMOKE = "this is a smoke run: its numbers only show that everything runs"
+STOPPING = "stopping; finished rows are kept, the tables are written next; Ctrl-C again stops now"
 _LOOK = 1.0  # seconds between looks at what other commands have finished
 _PAUSE = 0.3  # seconds between looks, while all that is left is being run by others
 Watch = Callable[[int, int], None]  # told the epochs of a row that are done, and how many it has
@@ -150,8 +151,12 @@ def reproduce(request: Request, display: Display | None = None) -> Outcome:
         work.run_side_by_side()
         for workers in range(request.workers, 0, -1):  # a pool that lost a worker goes on without
             with _pool(workers) if request.workers > 1 else _here() as pool:
-                if work.run(pool, workers):
-                    break
+                try:
+                    if work.run(pool, workers):
+                        break
+                except KeyboardInterrupt:
+                    display.say(STOPPING)  # before the workers are waited for
+                    raise
     except KeyboardInterrupt:
         outcome.interrupted = True
     finally:

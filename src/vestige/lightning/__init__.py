@@ -1,5 +1,3 @@
 """Opacus' import name: see `vestige.compat.lightning`."""
 
-from vestige.compat.lightning import DPLightningDataModule
-
-__all__ = ["DPLightningDataModule"]
+from vestige.compat.lightning import DPLightningDataModule as DPLightningDataModule

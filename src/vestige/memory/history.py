@@ -14,7 +14,8 @@ Guarantee: only a `Release` is accepted, so all of this is post-processing of wh
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,19 @@ from vestige.release.door import Branch, Release, recalled
 # Columns at a time: float32 sums over more of them would lose digits, and a ring of a narrower type
 # is widened that much at a time.
 _COLUMNS = 2**18
+_LINE = 128  # numbers: no vector unit looks further
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How releases are kept: their type and device, those of the sums if None.
+
+    `add` adds a few numbers up over all ranks that keep shards of releases, in place.
+    """
+
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
+    add: Callable[[Tensor], Tensor] | None = None
 
 
 class History:
@@ -46,17 +60,17 @@ class History:
         like: Tensor,
         window: int,
         ema: float,
-        dtype: torch.dtype | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
-        rows = window - 1
-        self._segments = list(segments)
-        self._wide = dtype in (None, like.dtype)
-        # The trend is the row below the ring, so that one pass meets both; it stays wide.
-        self._rows = like.new_zeros(rows + 1 if self._wide else 1, like.numel())
+        rows, keeping = window - 1, keeping or Keeping()
+        self._segments, self._add = list(segments), keeping.add
+        self._wide = keeping.dtype in (None, like.dtype)
+        # The trend is the row below the ring, so that one pass meets both; it stays wide, and on
+        # the device of the sums.
+        self._whole = self._wide and keeping.device is None
+        self._rows = like.new_zeros(rows + 1 if self._whole else 1, like.numel())
         self._trend = self._rows[-1]
-        self._ring = (
-            self._rows[:-1] if self._wide else like.new_zeros(rows, like.numel(), dtype=dtype)
-        )
+        self._ring = self._rows[:-1] if self._whole else _elsewhere(rows, like, keeping)
         self._mixed = torch.zeros_like(like)
         self.count = 0  # the step of the release that is expected next
         self._kept = 0  # releases since the start, or since `restart`
@@ -79,7 +93,7 @@ class History:
         if release.step != self.count:
             raise RuntimeError(f"release {release.step} came where {self.count} was expected")
         stored = self._ring[self._kept % len(self._ring)].copy_(release.values)
-        new = stored if self._wide else stored.to(self._trend.dtype)
+        new = release.values if self._wide else stored.to(self._trend)
         products = self._products(new)
         if not np.isfinite(products).all():
             self.restart(self.count + 1, "the squares of the releases exceed their precision")
@@ -114,7 +128,7 @@ class History:
         by_row[:, self._order()[: weights.shape[1]]] = weights
         factors = torch.from_numpy(by_row).to(self._mixed)
         for part, columns in self._blocks():
-            ring = self._ring[:, columns].to(self._mixed.dtype)
+            ring = self._brought(columns)[: len(self._ring)]
             torch.mv(ring.t(), factors[part], out=self._mixed[columns])
         return recalled(self._mixed, self.count)
 
@@ -128,14 +142,35 @@ class History:
         found = [new.new_zeros(len(self._ring) + 1, dtype=torch.float64) for _ in self._segments]
         for part, columns in self._blocks():
             found[part] += self._dots(columns, new[columns])
-        products: npt.NDArray[np.float64] = torch.stack(found).cpu().numpy()
+        all_parts = torch.stack(found)
+        if self._add is not None:
+            self._add(all_parts)
+        products: npt.NDArray[np.float64] = all_parts.cpu().numpy()
         return products
 
     def _dots(self, columns: slice, new: Tensor) -> Tensor:
-        if self._wide:
+        if self._whole:
             return torch.mv(self._rows[:, columns], new)
-        along = torch.mv(self._ring[:, columns].to(new.dtype), new)
-        return torch.cat([along, torch.dot(self._trend[columns], new)[None]])
+        rows = self._brought(columns)
+        if self._wide:
+            return torch.mv(rows, new)
+        return torch.cat([torch.mv(rows[:-1], new), torch.dot(rows[-1], new)[None]])
+
+    def _brought(self, columns: slice) -> Tensor:
+        """Columns of the ring and the trend, wide, on the device of the sums.
+
+        Products of vectors round by where rows begin within a line of memory: a copy has them
+        begin where they would in the whole.
+        """
+        if self._whole:
+            return self._rows[:, columns]
+        rows, length = len(self._ring) + 1, columns.stop - columns.start
+        step, first = length + (self._trend.numel() - length) % _LINE, columns.start % _LINE
+        memory = self._trend.new_empty(first + rows * step)
+        brought = memory.as_strided((rows, length), (step, 1), first)
+        for to, row in zip(brought, (*self._ring, self._trend), strict=True):
+            to.copy_(row[columns], non_blocking=True)
+        return brought
 
     def _blocks(self) -> Iterator[tuple[int, slice]]:
         """Each part's columns, in pieces."""
@@ -168,3 +203,11 @@ class History:
         self._ring.copy_(state["ring"])
         self._trend.copy_(state["trend"])
         self._inner.load_state_dict(state["products"])
+
+
+def _elsewhere(rows: int, like: Tensor, keeping: Keeping) -> Tensor:
+    """An empty ring apart from the trend; in host memory, pages that a GPU can copy from fast."""
+    device = like.device if keeping.device is None else keeping.device
+    pinned = like.is_cuda and device.type == "cpu"
+    dtype = keeping.dtype or like.dtype
+    return torch.zeros(rows, like.numel(), dtype=dtype, device=device, pin_memory=pinned)

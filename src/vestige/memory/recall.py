@@ -11,7 +11,7 @@ sigma/beta whatever the rule (FO-DP-SGD theorem B.1, SMA-DP-SGD theorem 1).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,9 @@ from torch import Tensor
 from vestige.checks import check_state, is_number
 from vestige.errors import ConfigError
 from vestige.gradients.groups import Groups
+from vestige.gradients.shards import own_part, whole
 from vestige.memory import spectrum
-from vestige.memory.history import History
+from vestige.memory.history import History, Keeping
 from vestige.memory.products import NoiseGram
 from vestige.memory.rules import Array, Memory, Recall
 from vestige.plan import Table, at
@@ -43,20 +44,24 @@ class Recollection(Part):
         like: Tensor,
         share: Table,
         position: Position,
-        history_dtype: torch.dtype | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         self._rule, self._share, self._position = rule, share, position
         self._parts = groups.names if rule.groupwise else ("all",)
         segments = groups.segments() if rule.groupwise else [slice(0, groups.size)]
-        self._history = History(segments, like, rule.window, rule.ema, history_dtype)
+        self._add = None if keeping is None else keeping.add
+        self._history = History(segments, like, rule.window, rule.ema, keeping)
         self._spectra = (
-            None if rule.refresh is None else WeightSpectra(groups, rule.estimator, rule.refresh)
+            None
+            if rule.refresh is None
+            else WeightSpectra(groups, rule.estimator, rule.refresh, self._add)
         )
         # Only a rule that debiases needs the noise's part of the inner products.
         self._noise = (
             NoiseGram(len(self._parts), rule.window - 1, rule.ema) if rule.debias else None
         )
-        self._sizes = [s.stop - s.start for s in groups.segments()]
+        sizes = torch.tensor([s.stop - s.start for s in groups.segments()], dtype=torch.float64)
+        self._sizes = (sizes if self._add is None else self._add(sizes.to(like.device))).tolist()
         self._coefficients: Array = np.zeros((len(self._parts), 0))
         self._recalled: Branch | None = None
         self._recalled_for = -1
@@ -208,9 +213,15 @@ class WeightSpectra:
     are estimated at step 1 and then whenever (step - 1) % refresh = 0.
     """
 
-    def __init__(self, groups: Groups, estimator: str, refresh: int) -> None:
-        self._matrices = [(s.group, s.parameter) for s in groups.slots if s.parameter.ndim >= 2]
-        self._estimator, self._refresh = estimator, refresh
+    def __init__(
+        self,
+        groups: Groups,
+        estimator: str,
+        refresh: int,
+        add: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self._matrices = [(s.group, s.trained) for s in groups.slots if s.trained.ndim >= 2]
+        self._estimator, self._refresh, self._add = estimator, refresh, add
         self._seen: tuple[object, ...] = ()
         self.exponents: tuple[float | None, ...] = (None,) * groups.count
 
@@ -219,14 +230,22 @@ class WeightSpectra:
         return step >= 1 and (step - 1) % self._refresh == 0
 
     def changed(self) -> bool:
-        """Whether somebody changed the weights since they were read."""
-        return self._seen != self._fingerprint()
+        """Whether somebody changed the weights since they were read, on any rank."""
+        here = self._seen != self._fingerprint()
+        if self._add is None or not self._matrices:
+            return here
+        return bool(self._add(torch.tensor(float(here), device=self._matrices[0][1].device)) > 0)
 
     @torch.no_grad()
     def read(self) -> None:
         """Estimate the exponents from the weights as they are now."""
         found: list[list[float]] = [[] for _ in self.exponents]
-        each = spectrum.exponents([p for _, p in self._matrices], self._estimator)
+        matrices = [p for _, p in self._matrices]
+        each = (
+            spectrum.exponents(matrices, self._estimator)
+            if self._add is None  # else each is gathered, and forgotten before the next
+            else [spectrum.exponents([whole(p)], self._estimator)[0] for p in matrices]
+        )
         for (group, _), rho in zip(self._matrices, each, strict=True):
             if rho is not None:
                 found[group].append(rho)
@@ -248,7 +267,7 @@ class WeightSpectra:
 
     def _fingerprint(self) -> tuple[object, ...]:
         # Writing through .data changes neither the version nor the address: only the norm tells.
-        weights: list[Tensor] = [p.detach() for _, p in self._matrices]
+        weights: list[Tensor] = [own_part(p) for _, p in self._matrices]
         if not weights:
             return ()
         norms = torch.stack(torch._foreach_norm(weights)).tolist()

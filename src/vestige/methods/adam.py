@@ -30,6 +30,7 @@ class DPAdam(Method):
 
     info = METHODS["dp-adam"]
     optimizer_class = torch.optim.Adam
+    whole = ""
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class DPAdamW(Method):
 
     info = METHODS["dp-adamw"]
     optimizer_class = torch.optim.AdamW
+    whole = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class DPAdamBC(Method):
 
     info = METHODS["dp-adambc"]
     optimizer_class = AdamBC
+    whole = "knows the noise of whole parameters"
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class DPAdamWBC(Method):
 
     info = METHODS["dp-adamw-bc"]
     optimizer_class = AdamWBC
+    whole = "knows the noise of whole parameters"
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class ADPAdamW(Method):
 
     info = METHODS["adp-adamw"]
     optimizer_class = torch.optim.AdamW
+    whole = ""
 
     start: Annotated[
         float,
@@ -121,6 +126,7 @@ class _AdaptiveClipping(Method):
     """
 
     optimizer_class = torch.optim.AdamW
+    whole = "moves its bound by norms of the lot, which are kept apart from its sum"
 
     clipped: float
     band: float

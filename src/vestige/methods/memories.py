@@ -71,6 +71,7 @@ class RememberingMethod(WithBeta):
     """A method whose query mixes the clipped sum with a memory of `window` releases."""
 
     recollection: ClassVar[type[Recollection]] = Recollection
+    whole = ""
 
     window: int
 
@@ -85,7 +86,7 @@ class RememberingMethod(WithBeta):
                 context.like,
                 share(self, context.plan.steps),
                 context.position,
-                context.history_dtype,
+                context.keeping,
             )
         ]
 
@@ -264,6 +265,8 @@ class EstimatingMethod(WithBeta):
 
     Also as `denoiser=` after any method.
     """
+
+    whole = "keeps a filter over whole releases"
 
     def excludes(self) -> Mapping[Feature, str]:
         """A second filter, or a type for releases that are not kept."""

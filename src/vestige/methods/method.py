@@ -22,6 +22,7 @@ from vestige.geometry import Geometry
 from vestige.gradients import Capture
 from vestige.gradients.clipping import Clip, Clipping, Quantile, split_clipping
 from vestige.gradients.groups import Groups
+from vestige.memory.history import Keeping
 from vestige.methods.catalogue import AMBIGUOUS, METHODS, MethodInfo
 from vestige.methods.settings import check_fields
 from vestige.plan import PrivacyPlan, Schedule, Table, at, constant, lots_per_epoch, tabulate
@@ -95,7 +96,7 @@ class BuildContext(DrawContext):
     clip: Clip
     clip_control: ClipControl | None
     lots: Drawing | None
-    history_dtype: torch.dtype | None
+    keeping: Keeping
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ class Method:
     info: ClassVar[MethodInfo] = MethodInfo(name="")
     clipping: ClassVar[Clipping] = "flat"
     optimizer_class: ClassVar[type[Optimizer] | None] = None  # None: any
+    # Why its parts do not work on a rank's shard of a release; "" where they do.
+    whole: ClassVar[str] = "was not shown to work on a part of a release"
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -219,10 +222,10 @@ class Method:
         """How a step evaluates its closure, where it does so twice."""
         return None
 
-    def make_optimizer(self, parameters: Iterable[Any], lr: float) -> Optimizer:
+    def make_optimizer(self, parameters: Iterable[Any], lr: float, **more: Any) -> Optimizer:
         """The optimizer that the command line uses: the method's own, or SGD."""
         made: Any = self.optimizer_class or torch.optim.SGD
-        optimizer: Optimizer = made(parameters, lr=lr)
+        optimizer: Optimizer = made(parameters, lr=lr, **more)
         return optimizer
 
     def check_optimizer(self, optimizer: Optimizer) -> None:

@@ -36,6 +36,7 @@ class DPSGD(Method):
     """
 
     info = METHODS["dp-sgd"]
+    whole = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class DPIS(Method):
     """
 
     info = METHODS["dp-is"]
+    whole = "draws lots by the norms of all records, which it measures apart from a sum"
 
     floor: Share = 0.5
     norm_noise: Positive = 50.0

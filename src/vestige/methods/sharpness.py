@@ -21,6 +21,7 @@ class _Sharpness(Method):
     """What the four share: the radius and SGD."""
 
     optimizer_class = torch.optim.SGD
+    whole = "climbs by the norm of a whole release"
 
     radius: float
 
@@ -146,6 +147,7 @@ class Disk(Method):
     """
 
     info = METHODS["disk"]
+    whole = "looks ahead along a whole release"
 
     gain: Share = 0.7
     ahead: Positive | None = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import ConfigError, PrivacyError
-from vestige.plan import ADJACENCY, common_adjacency
+from vestige.plan import ADJACENCY, USER, common_adjacency
 from vestige.privacy.events import Event, merge
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class Ledger:
 
     def spends(self, session: str, run: str, spending: Spending) -> None:
         """That engine charges this ledger for that run, from now on."""
+        if not spending.own.steps:
+            self.check_unit(spending.facts, run)
         self._sessions[session] = spending.own
         self.runs[run] = spending
 
@@ -97,11 +99,25 @@ class Ledger:
 
     def facts(self, but: str = "") -> Facts:
         """What holds for all runs with a charge, without the one named `but`."""
+        return together([self.inherited, *self._others(but)])
+
+    def _others(self, but: str) -> list[Facts]:
         on_file = self.file.content.runs if self.file else {}
         charged = {name: run for name, run in on_file.items() if run.events}
         others = [run.facts for name, run in charged.items() if name != but]
-        others += [run.facts for name, run in self.runs.items() if name != but]
-        return together([self.inherited, *others])
+        return others + [run.facts for name, run in self.runs.items() if name != but]
+
+    def check_unit(self, facts: Facts, run: str) -> None:
+        """Refuse a run that protects users on a ledger of records, or the other way round."""
+        users, others = USER in facts.adjacency, self._others(run)
+        others += [self.inherited] if self.inherited != Facts() else []
+        if self.steps and any(users != (USER in other.adjacency) for other in others):
+            there, here = ("records", "users") if users else ("users", "records")
+            raise ConfigError(
+                f"the ledger holds {self.steps} releases that are charged for {there}, and "
+                f"this run protects {here}: their costs have no sum. Give it a ledger of its own, "
+                f"PrivacyEngine(ledger=FILE), and publish both figures, each with its unit."
+            )
 
     def keep_in(self, file: LedgerFile) -> None:
         """From now on, have `file` behind this ledger, whose charges it has, if there are any."""
@@ -173,6 +189,12 @@ class Ledger:
         if self.file:
             raise PrivacyError("a ledger with a file is charged by a run that is on it.")
         self._runs.extend(events)
+
+    def follow(self, events: Iterable[Event]) -> None:
+        """Hold what the ledger of rank 0 holds, which alone is written down."""
+        if self.file:
+            raise PrivacyError("a ledger with a file is nobody's copy.")
+        self._runs = list(events)
 
     def __repr__(self) -> str:
         return f"Ledger(steps={self.steps}, events={len(self._runs)})"

@@ -100,8 +100,8 @@ def rule(field: FieldInfo) -> str:
     limits = TypeAdapter(declared).json_schema()
     # The first form that is not None stands for the others.
     limits |= next((form for form in limits.get("anyOf", []) if form.get("type") != "null"), {})
-    if "enum" in limits:
-        return f"one of {', '.join(limits['enum'])}"
+    if "enum" in limits or "const" in limits:
+        return f"one of {', '.join(limits.get('enum') or [limits['const']])}"
     words = _KINDS.get(limits.get("format", limits.get("type", "")), "a value")
     least, above = limits.get("minimum"), limits.get("exclusiveMinimum")
     most, below = limits.get("maximum"), limits.get("exclusiveMaximum")

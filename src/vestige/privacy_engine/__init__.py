@@ -1,5 +1,3 @@
 """Opacus' import name: see `vestige.compat.engine`."""
 
-from vestige.compat.engine import PrivacyEngine
-
-__all__ = ["PrivacyEngine"]
+from vestige.compat.engine import PrivacyEngine as PrivacyEngine

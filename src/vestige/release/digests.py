@@ -1,4 +1,4 @@
-"""Digests of releases in test mode: a run that makes lost steps again makes the same ones."""
+"""Digests: of releases in test mode, where lost steps are made again, and of a release's terms."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from vestige.errors import PrivacyError
 
 if TYPE_CHECKING:
     from vestige.privacy.ledger_file import Account
+    from vestige.release.door import Door
 
 
 def compare_or_note(
@@ -35,3 +36,10 @@ def compare_or_note(
             "cut off: the same noise over another sum would reveal the difference. The data, the "
             "machine or the number of threads has changed; start a new run."
         )
+
+
+def terms(door: Door, bounds: tuple[float, ...]) -> int:
+    """A digest of what the next release goes by: processes that share a lot must agree."""
+    spent = [event.key for event in door.own.events[-1:]]
+    told = (bounds, door.noise.stds(bounds), door.count_noise, door.randomness.secure, spent)
+    return int.from_bytes(hashlib.sha256(repr(told).encode()).digest()[:7], "big")

@@ -110,11 +110,11 @@ class Door:
         facts: Facts | None = None,
         position: Position | None = None,
     ) -> None:
-        self._scales = (noise,) if isinstance(noise, NoiseScale) else tuple(noise)
+        self.scales = (noise,) if isinstance(noise, NoiseScale) else tuple(noise)
         self.randomness, self.ledger, self.groups = randomness, ledger, groups
         self.segments = groups.segments() if segments is None else list(segments)
         self.observers: list[Observer] = []
-        self._count_noise, self.correlation = count_noise, correlation
+        self.count_noise, self.correlation = count_noise, correlation
         self._distortion = distortion
         self._private = private and distortion is None
         self._buffer: Tensor | None = None
@@ -135,17 +135,22 @@ class Door:
         return self.position.release
 
     @property
+    def last(self) -> list[Tensor]:
+        """The values of the last release, if there is one."""
+        return [] if self._buffer is None else [self._buffer]
+
+    @property
     def noise(self) -> NoiseScale:
         """The noise of the next release."""
-        return self._scales[min(self.steps, len(self._scales) - 1)]
+        return self.scales[min(self.steps, len(self.scales) - 1)]
 
     @property
     def _beside(self) -> float:
         """The inverse multiplier of the counts: one record moves each of them by 1/2."""
-        if self._count_noise is None:
+        if self.count_noise is None:
             return 0.0
         sensitivity = math.sqrt(self.groups.count) / 2
-        return sensitivity / self._count_noise if self._count_noise else math.inf
+        return sensitivity / self.count_noise if self.count_noise else math.inf
 
     def charge(self, sample_rate: float, gain: float = 1.0, lot: int | None = None) -> None:
         """Write the cost of one release of a lot drawn with `sample_rate` into the ledger."""
@@ -155,10 +160,15 @@ class Door:
             self._write(self.cost(sample_rate, gain, self.steps))
         else:
             assert lot is not None and gain == 1
-            due = self.correlation.due(lot)
-            if due is not None:
+            if (due := self.correlation.due(lot)) is not None:
                 self._write(self._event(due, self.steps))
                 self.correlation.paid(lot)
+
+    def pay_ahead(self, sample_rate: float, gain: float, lot: int) -> None:
+        """Charge a lot whose sum other processes are about to have: its release is then paid."""
+        if not self._paid and not self.replays(f"release {self.steps}"):
+            self.charge(sample_rate, gain, lot)
+            self._paid = True
 
     def cost(self, sample_rate: float, weight: float, step: int) -> Event:
         """What the ledger is charged for release `step` of a lot drawn with `sample_rate`."""
@@ -171,7 +181,7 @@ class Door:
         return None if due is None else self._event(due, self.steps)
 
     def _event(self, charge: Charge, step: int) -> Event:
-        event = charge.event(self._scales[min(step, len(self._scales) - 1)].joint)
+        event = charge.event(self.scales[min(step, len(self.scales) - 1)].joint)
         leaks = not self._private or charge.beside == math.inf
         return Event(event.sample_rate, 0.0 if leaks else event.noise_multiplier)
 
@@ -202,6 +212,7 @@ class Door:
             self.charge(sample_rate, gain, lot)
         else:
             self._found_again()
+        clipped.complete()
         self._draws(passage)
         total, stds = clipped._values, self.noise.stds(clipped.bounds)
         if self._buffer is None:
@@ -248,6 +259,7 @@ class Door:
         else:
             self._found_again()
         self._paid = True
+        clipped.complete()
         self._draws(passage)
         if self._first_look is None:
             self._first_look = torch.empty_like(clipped._values)
@@ -266,18 +278,18 @@ class Door:
         """Write the cost of one number of the whole data into the ledger."""
         self._write(self.measurement_cost(multiplier))
 
-    def measure(self, total: float, bound: float, multiplier: float, lot: int) -> float:
-        """A noisy number of the whole data, to which one record adds at most `bound`."""
-        exact = torch.tensor([total], dtype=torch.float64)
-        passage = self._arrives("measurement", ClippedSum(exact, (bound,)), lot)
+    def measure(self, number: ClippedSum, multiplier: float, lot: int) -> float:
+        """A noisy number of the whole data, to which one record adds at most its bound."""
+        exact, (bound,) = number._values, number.bounds
+        passage = self._arrives("measurement", number, lot)
         before = self._released_before(f"measure {lot}")
         if before is None:
             self.charge_measurement(multiplier)
         else:
             self._found_again()
+        number.complete()
         self._draws(passage)
-        noise = float(self.randomness.normals(MEASURE, lot, 1)[0])
-        noisy = exact + multiplier * bound * noise
+        noisy = exact + multiplier * bound * float(self.randomness.normals(MEASURE, lot, 1)[0])
         self._remember(f"measure {lot}", before, noisy)
         self._leaves(passage, noisy, (multiplier * bound,))
         return float(noisy)
@@ -294,8 +306,7 @@ class Door:
         if not self.observers:
             return None
         mixed = None if branch is None else branch.values
-        total, counts = clipped._values, clipped._counts
-        number = -1 if lot is None else lot
+        total, counts, number = clipped._values, clipped._counts, -1 if lot is None else lot
         passage = Passage(kind, number, self.steps, gain, clipped.bounds, total, mixed, counts)
         for observer in self.observers:
             observer.arrives(passage)
@@ -343,12 +354,12 @@ class Door:
         self.lost = max(0, self.lost - 1)
 
     def _noisy_counts(self, clipped: ClippedSum) -> tuple[float, ...] | None:
-        if self._count_noise is None:
+        if self.count_noise is None:
             return None
         assert clipped._counts is not None
         exact = clipped._counts.tolist()
         noise = self.randomness.normals(COUNTS, self.steps, len(exact))
-        return tuple(float(c + self._count_noise * z) for c, z in zip(exact, noise, strict=True))
+        return tuple(float(c + self.count_noise * z) for c, z in zip(exact, noise, strict=True))
 
     def _add(
         self,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -84,6 +84,23 @@ class Part(Saved):
     def diagnostics(self) -> dict[str, Any]:
         """Public numbers about the last step."""
         return {}
+
+
+@runtime_checkable
+class Survey(Protocol):
+    """A pass over all records that releases one number, before every epoch."""
+
+    norm_noise: float
+    measuring: bool
+
+    def begin(self, lot: int, measuring: bool) -> None:
+        """A lot is handed out: all records, or one like any other."""
+
+    def take_norms(self) -> float:
+        """The private number, which is forgotten here."""
+
+    def settle(self, noisy: float) -> None:
+        """The number as it was released."""
 
 
 def _copied(value: Any) -> Any:

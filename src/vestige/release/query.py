@@ -6,6 +6,7 @@ and stays there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,15 +26,25 @@ class ClippedSum:
     """The clipped sum of one lot: private, and useless for anything but a release.
 
     `counts` are, for quantile clipping, the centred counts sum_i b_i, |b_i| <= 1/2, by group.
+    `add_up` makes values and counts those of the whole lot, where several processes share it.
     """
 
-    __slots__ = ("_counts", "_values", "bounds")
+    __slots__ = ("_add_up", "_counts", "_values", "bounds")
 
     def __init__(
-        self, values: Tensor, bounds: tuple[float, ...], counts: Tensor | None = None
+        self,
+        values: Tensor,
+        bounds: tuple[float, ...],
+        counts: Tensor | None = None,
+        add_up: Callable[[], None] | None = None,
     ) -> None:
-        self._values, self._counts = values, counts
+        self._values, self._counts, self._add_up = values, counts, add_up
         self.bounds = bounds  # the l2 bound of one example's part in each group: public
+
+    def complete(self) -> None:
+        """Add what other processes have of the lot: for the door, once the lot is charged."""
+        if self._add_up is not None:
+            self._add_up()
 
     def __repr__(self) -> str:
         return f"ClippedSum(<private>, bounds={self.bounds})"

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -27,11 +25,14 @@ from torch.utils.data import (
     default_collate,
 )
 
+from vestige.checks import Shown
 from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.plan import Table
+from vestige.sampling.collate import Collate, Views
 from vestige.sampling.forward_randomness import LotStream, WorkerSeeds, explicit_generators
 from vestige.sampling.lots import Drawing, Poisson
 from vestige.sampling.streams import WORKERS, Randomness
+from vestige.sampling.units import Units
 
 
 @dataclass
@@ -43,17 +44,25 @@ class Batch:
     last: bool = True  # the lot's last physical batch
     lot: int = 0
     measures: bool = False  # part of a pass over all records that releases one number
+    unit_rows: int = 1  # rows of each privacy unit, one unit after the other
+    weights: Tensor | None = None  # of the rows in their units' losses, times `unit_rows`
     stream: LotStream | None = None  # what the lot's forward passes draw; None for synthetic rows
     record: Any = None  # what the capture has noted of its forward pass
     backward: int | None = None  # the autograd pass that brings its gradients
     done: bool = False
+
+    def scale(self, mean: bool) -> float:
+        """What turns the gradients of the loop's loss, a mean or a sum over all rows, into those
+        of the units' own losses."""
+        return (self.rows if mean else 1) / self.unit_rows
 
 
 class LotSampler(Sampler[list[int]]):
     """Yields the physical batches of an epoch's lots and remembers, in order, what each one is.
 
     `drawing` draws the lots: Poisson's by default, others of lots.py otherwise. `pieces` is the
-    number of batches that every lot comes in.
+    number of batches that every lot comes in. What is drawn are privacy units: records, or users
+    where `units` says which records they have. A unit is never split.
 
     Guarantee: how many batches there are, and which of them ends a lot, follows from public numbers
     alone, whatever is drawn: spare batches have no rows, and a lot with too many rows has more of
@@ -75,7 +84,9 @@ class LotSampler(Sampler[list[int]]):
         self.size, self.sample_rate, self.lots = size, sample_rate, lots_per_epoch
         # With (rows, batches), all records are handed out before every epoch, in so many batches.
         self.measured_in: tuple[int, int] | None = None
-        self.physical = max_physical_batch_size
+        self.physical = max_physical_batch_size  # units
+        self.units: Units | None = None
+        self.views: Views | None = None
         rates = sample_rate if isinstance(sample_rate, tuple) else (sample_rate,)
         self.pieces = pieces or batches_of_a_lot(max(rates) * size, max_physical_batch_size)
         self.next_lot = 0  # the first lot that was never handed out
@@ -99,16 +110,32 @@ class LotSampler(Sampler[list[int]]):
         self.first_lot = self.next_lot
         for number in range(self.next_lot, self.next_lot + self._turns):
             measures = self.measures(number)
-            lot = list(range(self.size)) if measures else self._drawing.lot(number).tolist()
+            rank, world = self._randomness.share
+            every = range(self.size) if measures else self._drawing.lot(number).tolist()
+            lot = list(every) if self._randomness.sharded else list(every[rank::world])
+            views = self.views.count if self.views else 1
             fewest, pieces = self.physical or 1, self.pieces
             if measures and self.measured_in:
                 fewest, pieces = self.measured_in
             step = max(fewest, -(-len(lot) // pieces))
             for piece in range(pieces):
-                rows = lot[piece * step : (piece + 1) * step]
-                last = piece == pieces - 1
-                batches.append(Batch(max(1, len(rows)), not rows, last, number, measures))
+                drawn = lot[piece * step : (piece + 1) * step]
+                rows, weights = drawn, None
+                if self.units:
+                    rows, weights = self.units.rows(self._randomness, number, drawn)
+                if weights is not None:
+                    weights = weights.repeat_interleave(views)
+                last, count = piece == pieces - 1, max(1, len(drawn)) * self.unit_rows
+                batches.append(
+                    Batch(count, not drawn, last, number, measures, self.unit_rows, weights)
+                )
                 yield rows
+
+    @property
+    def unit_rows(self) -> int:
+        """The rows of a batch that each unit has: its records times their views."""
+        records = self.units.rows_per_unit if self.units else 1
+        return records * (self.views.count if self.views else 1)
 
     def measures(self, number: int) -> bool:
         """Whether lot `number` is all records, handed out to be measured."""
@@ -116,11 +143,13 @@ class LotSampler(Sampler[list[int]]):
 
     def seed(self) -> bytes:
         """A key for the workers of the coming loop, from the secret key and the next lot."""
-        return self._randomness.stream(WORKERS, self.next_lot).update(bytes(32))
+        rank, _ = self._randomness.share
+        purpose = WORKERS + (rank.to_bytes(4, "big") if rank else b"")
+        return self._randomness.stream(purpose, self.next_lot).update(bytes(32))
 
     def stream(self, lot: int) -> LotStream:
         """What is drawn while lot `lot` is read and while the model runs on it."""
-        return LotStream(self._randomness, lot, explicit=self.generators)
+        return LotStream(self._randomness, lot, self._randomness.share[0], self.generators)
 
     def take(self) -> Batch:
         """What the next batch in order is; its lot counts as handed out from now on."""
@@ -129,21 +158,22 @@ class LotSampler(Sampler[list[int]]):
         return batch
 
 
-def batches_of_a_lot(expected: float, physical: int | None) -> int:
-    """The batches of at most `physical` rows that every lot of that expected size comes in.
+def batches_of_a_lot(expected: float, physical: int | None, world: int = 1) -> int:
+    """The batches of at most `physical` rows that every lot of that expected size comes in, on
+    each of `world` ranks.
 
     There is room for six standard deviations more. A Poisson lot exceeds that once in 10^5 where
     one record is expected and once in 3 * 10^8 where 1,000 are; it then comes in larger batches.
     """
     if physical is None:
         return 1
-    return math.ceil((expected + 6 * math.sqrt(expected)) / physical)
+    return math.ceil((expected + 6 * math.sqrt(expected)) / (world * physical))
 
 
 _END = object()  # of an epoch
 
 
-class PrivateLoader(DataLoader[Any]):
+class PrivateLoader(Shown, DataLoader[Any]):
     """A `DataLoader` of Poisson lots over the user's dataset.
 
     Its length is the number of batches in an epoch. Every lot comes in one, or, with
@@ -168,12 +198,12 @@ class PrivateLoader(DataLoader[Any]):
     ) -> None:
         self._lots, self._hand_out, self._model = lots, hand_out, model
         self._iteration = 0
-        self._tensors = _in_memory(source)
+        self._tensors = _in_memory(source, lots.views)
         workers = source.num_workers
         # Starting a loop draws a seed for the workers. It comes from the secret key: neither from
         # torch's generator nor from the one that the source was given, whose seed may be known.
         self._seeds = torch.Generator()
-        collate = _Collate(source.dataset, source.collate_fn)
+        collate = Collate(source.dataset, source.collate_fn, lots.views, lots.unit_rows)
         self._worker_seeds = WorkerSeeds(source.worker_init_fn, collate)
         super().__init__(
             source.dataset,
@@ -194,13 +224,26 @@ class PrivateLoader(DataLoader[Any]):
         """How many batches every lot comes in."""
         return self._lots.pieces
 
+    def _shown(self, whole: bool) -> dict[str, object]:
+        # Not the records: their true number is private where another one was declared.
+        most = self._lots.physical
+        return {
+            "lots of an epoch": self._lots.lots,
+            "batches": f"{len(self)} ({self.batches_per_lot} of each lot)",
+            "rows of a batch": "all of a lot"
+            if most is None
+            else f"{most * self._lots.unit_rows}, rarely more",
+            "workers": self.num_workers,
+            "order": "lots are drawn anew by the secret key in every epoch",
+        }
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._iteration += 1
         mine = self._iteration
         secret = self._worker_seeds.secret = self._lots.seed()
         self._seeds.manual_seed(int.from_bytes(secret[:8], "big"))
         self._lots.generators = explicit_generators(self.dataset, self.collate_fn, self._model)
-        reads_here = self._tensors is None and not self.num_workers
+        reads_here = not self.num_workers and (self._tensors is None or self._lots.views)
         stream, lot_ends = self._lots.stream(self._lots.next_lot), False
         batches = super().__iter__() if self._tensors is None else self._indexed(self._tensors)
         while True:
@@ -252,46 +295,25 @@ class PrivateLoader(DataLoader[Any]):
         for rows in self._lots:
             if rows:
                 index = torch.tensor(rows, device=tensors[0].device)
-                yield [t.index_select(0, index) for t in tensors]
+                yield self._viewed([t.index_select(0, index) for t in tensors])
             else:
-                yield [t.new_zeros(1, *t.shape[1:]) for t in tensors]
+                yield [t.new_zeros(self._lots.unit_rows, *t.shape[1:]) for t in tensors]
+
+    def _viewed(self, rows: list[Tensor]) -> list[Tensor]:
+        """The views of many records at once, and whatever is beside them once for each view."""
+        views = self._lots.views
+        if views is None or views.of_many is None:
+            return rows
+        beside = [t.repeat_interleave(views.count, 0) for t in rows[1:]]
+        return [views.of_many.views(rows[0], views.count), *beside]
 
 
-def _in_memory(source: DataLoader[Any]) -> tuple[Tensor, ...] | None:
+def _in_memory(source: DataLoader[Any], views: Views | None) -> tuple[Tensor, ...] | None:
     plain = source.num_workers == 0 and not source.pin_memory
+    plain = plain and (views is None or views.of_many is not None)
     if plain and type(source.dataset) is TensorDataset and source.collate_fn is default_collate:
         return source.dataset.tensors
     return None
-
-
-class _Collate:
-    """The user's collate function, and a blank row where a batch has no records."""
-
-    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
-        self._dataset, self._collate = dataset, collate
-
-    def __call__(self, examples: list[Any]) -> Any:
-        if examples:
-            return self._collate(examples)
-        # The shape of an example is public; its content is replaced and nothing of it is kept.
-        return blank(self._collate([self._dataset[0]]))
-
-
-def blank(batch: Any) -> Any:
-    """A batch of the same structure that holds zeros and shares no memory with the original."""
-    if isinstance(batch, Tensor):
-        return batch.new_zeros(batch.shape)
-    if isinstance(batch, np.ndarray):
-        return np.zeros_like(batch)
-    if isinstance(batch, Mapping):
-        return type(batch)({key: blank(value) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(blank(value) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(blank(value) for value in batch)
-    if isinstance(batch, str | bytes | int | float):
-        return type(batch)()
-    return batch
 
 
 def unwrapped(loader: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Opacus' import name: see `vestige.compat.refusals`."""
+"""Opacus' import name: see `vestige.compat.schedulers`."""
 
-from vestige.compat.refusals import refused
+from vestige.compat import schedulers as _all
 
-ExponentialNoise, LambdaNoise = refused("ExponentialNoise"), refused("LambdaNoise")
-StepNoise, ExponentialGradClip = refused("StepNoise"), refused("ExponentialGradClip")
-LambdaGradClip, StepGradClip = refused("LambdaGradClip"), refused("StepGradClip")
+ExponentialNoise, ExponentialGradClip = _all.ExponentialNoise, _all.ExponentialGradClip
+LambdaNoise, LambdaGradClip = _all.LambdaNoise, _all.LambdaGradClip
+StepNoise, StepGradClip = _all.StepNoise, _all.StepGradClip

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         read,
     )
     from vestige.statement.page import html
+    from vestige.statement.printed import pdf
     from vestige.statement.words import markdown, model_card, nist_map
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "markdown",
     "model_card",
     "nist_map",
+    "pdf",
     "read",
     "without",
 ]
@@ -46,6 +48,7 @@ _HOMES = dict.fromkeys(("markdown", "model_card", "nist_map"), "words") | {
     "build": "claim",
     "without": "claim",
     "html": "page",
+    "pdf": "printed",
 }
 
 

@@ -83,6 +83,25 @@ class Claim:
             self.trade_off = curves.trade_off(self.counted, self.accountant, self.curve, limit)
 
     @property
+    def unit(self) -> str:
+        """What the guarantee protects: a record, or a user with all rows."""
+        return "record" if self.plan.rows_per_unit is None else "user"
+
+    @property
+    def plain(self) -> bool:
+        """Whether all that counts are single Gaussian releases of Poisson lots, of this run alone:
+        no correlated noise, no importance sampling, no second look, nothing beside the sum."""
+        method, plan = self.method, self.plan
+        if method is None or (method.sampler, method.noise) != ("poisson", "white"):
+            return False
+        if method.touches > 1 or plan.count_noise is not None or self.earlier or self.end.limit:
+            return False
+        sigmas, betas = (_many(table) for table in (plan.noise_multiplier, plan.beta))
+        expected = {sigma / beta for sigma in sigmas for beta in betas}
+        charged = {event.noise_multiplier for event in (*self.events, *self.end.unmade)}
+        return all(any(math.isclose(z, e, rel_tol=1e-9) for e in expected) for z in charged)
+
+    @property
     def method(self) -> MethodInfo | None:
         """The method, where it is one of Vestige's own."""
         return METHODS.get(self.plan.method)
@@ -110,7 +129,7 @@ class Claim:
                 "points": [{"delta": d, "epsilon": finite(e)} for d, e in self.curve],
             },
             "trade_off": {
-                "note": "lower bounds on the misses of any test for one record",
+                "note": f"lower bounds on the misses of any test for one {self.unit}",
                 "points": [{"false_alarms": a, "misses_at_least": b} for a, b in self.trade_off],
             },
             "gaussian_dp": _gaussian_dp(self),
@@ -202,9 +221,11 @@ def _guarantee(claim: Claim) -> dict[str, Any]:
 
 
 def _unit(claim: Claim) -> dict[str, Any]:
-    bounds = curves.of_several_records(claim.counted, claim.delta, claim.end.limit)
+    bounds = curves.of_several_records(
+        claim.counted, claim.delta, claim.end.limit, claim.plain and claim.accountant == "pld"
+    )
     return {
-        "record": "one record: one row of the training data, input and label together",
+        "record": sentence("unit", claim),
         "adjacency": claim.plan.adjacency,
         "compared": sentence("compared", claim),
         "several_records": sentence("several_records", claim),
@@ -341,8 +362,13 @@ def _flat(stds: Sequence[Any]) -> list[float]:
 
 def _span(values: float | Sequence[float]) -> dict[str, float] | None:
     """The smallest and the largest value of a number or of a schedule; None where there is none."""
-    many = values if isinstance(values, list | tuple) else (values,)
+    many = _many(values)
     return {"smallest": float(min(many)), "largest": float(max(many))} if many else None
+
+
+def _many(values: float | Sequence[float]) -> Sequence[float]:
+    """The values of a schedule, or the one that there is."""
+    return values if isinstance(values, list | tuple) else (values,)
 
 
 def _charged(events: Sequence[Event]) -> list[float]:

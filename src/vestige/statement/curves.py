@@ -8,7 +8,9 @@
 * mu of Gaussian DP: the mu with delta_mu(epsilon) = delta at one point of the curve (Balle, Wang
   2018, arXiv 1805.06530, for delta_mu). A run is not exactly mu-GDP, so this is an approximation.
 * k records at once: (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1)), the best that any
-  point of the Rényi curve gives at the claimed delta (after Vadhan 2017, lemma 2.2).
+  point of the Rényi curve gives at the claimed delta (after Vadhan 2017, lemma 2.2). For plain
+  Poisson Gaussian releases also the composed mixtures of Gaussians (`composition.group_epsilon`),
+  which are much smaller.
 
 Guarantee: every epsilon is an upper bound, every bound on misses a lower one; mu is neither.
 """
@@ -27,6 +29,7 @@ Limit = tuple[float, float] | None  # (max_epsilon, delta) of a Rényi filter th
 DELTAS = (*(float(f"{m}e-{k}") for k in range(10, 2, -1) for m in (1, 3)), 1e-2)
 FALSE_ALARMS = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 GROUP_SIZES = (2, 3, 5, 10)
+_NOTHING_LEFT = 100.0  # an epsilon that protects nobody
 # Larger deltas shape the trade-off curve at ordinary error rates; nobody would claim them.
 _LARGE = tuple(0.015 * (0.5 / 0.015) ** (k / 31) for k in range(32))
 _NEAR_ONE = tuple(1 - 0.45 * (1e-4 / 0.45) ** (k / 31) for k in range(32))
@@ -117,9 +120,12 @@ def gaussian_mu(delta: float, epsilon: float) -> float:
 
 
 def of_several_records(
-    events: Sequence[Event], delta: float, limit: Limit = None
+    events: Sequence[Event], delta: float, limit: Limit = None, plain: bool = False
 ) -> dict[int, float]:
-    """Epsilon at `delta` for several records at once; infinity where the Rényi curve has none."""
+    """Epsilon at `delta` for several records at once; infinity where the Rényi curve has none.
+
+    `plain` says that every event is one Gaussian release of a Poisson lot.
+    """
     events = composition.prepared(events)
 
     def one_record(at: float) -> float:
@@ -136,6 +142,11 @@ def of_several_records(
         for records, bound in best.items():
             if math.log(smaller) + _log_growth(one, records) <= math.log(delta):
                 best[records] = min(bound, records * one)
+    if plain and limit is None and one_record(delta) < math.inf:
+        for records, bound in best.items():
+            best[records] = min(bound, composition.group_epsilon(events, records, delta))
+            if best[records] > _NOTHING_LEFT:
+                break  # larger groups take longer, and would not say more
     return best
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vestige.errors import ConfigError
 from vestige.statement.words import markdown
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -32,6 +35,11 @@ def html(statement: Mapping[str, Any]) -> str:
 
     Guarantee: nothing in the statement is obeyed, as in its Markdown; HTML in it is text.
     """
+    return _PAGE.format(body=reader().render(markdown(statement)))
+
+
+def reader() -> MarkdownIt:
+    """What reads the Markdown of a statement: tables, and no HTML."""
     try:
         from markdown_it import MarkdownIt
     except ModuleNotFoundError as error:
@@ -39,5 +47,4 @@ def html(statement: Mapping[str, Any]) -> str:
             "the page of a statement needs markdown-it-py, which is not installed: pip install "
             "'vestige-dp[cli]', or take statement.md."
         ) from error
-    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
-    return _PAGE.format(body=reader.render(markdown(statement)))
+    return MarkdownIt("commonmark", {"html": False}).enable("table")

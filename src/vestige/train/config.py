@@ -30,6 +30,8 @@ from vestige.privacy.options import (
     Options,
     Positive,
 )
+from vestige.train.checks import check_lot, check_one_of, check_out
+from vestige.train.recipes.catalogue import RECIPES, filled_in
 from vestige.train.schema import TASKS, Schema, is_own, read_schema
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 # The names of train.data, train.models and updates.averaging, which need torch; tests keep them
 # equal.
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "svhn")
-MODELS = ("linear", "mlp", "cnn", "resnet18")
+MODELS = ("linear", "mlp", "cnn", "resnet18", "wrn", "scatter")
 AVERAGES = ("ema", "uniform-tail", "fractional")
 CLIPPINGS = ("flat", "per_layer", "auto", "auto_per_layer", "quantile", "quantile_per_layer")
 HISTORY_DTYPES = ("float32", "bfloat16")
@@ -46,9 +48,9 @@ DEFAULT_NOISE, DEFAULT_EPOCHS = 1.0, 30
 
 # The settings that config.json holds as they were given.
 _PUBLIC = {
-    *"dataset method delta clip history_dtype averaging seed max_epsilon".split(),
+    *"dataset method delta clip history_dtype history_device averaging seed max_epsilon".split(),
     *"ledger data_dir train_size test_size target task dataset_size tuning".split(),
-    *"schema_file evaluate_epsilon".split(),
+    *"schema_file evaluate_epsilon recipe momentum".split(),
 }
 
 
@@ -87,6 +89,12 @@ class TrainConfig(Options):
         "an input and the number of outputs. Default: mlp for digits, tables and .npz files, cnn "
         "for images.",
     )
+    recipe: Annotated[str, OneOf(tuple(RECIPES))] | None = Field(
+        default=None,
+        description="Settings that go together, for what is not given here: "
+        + "; ".join(f"{name}, {recipe.about}" for name, recipe in RECIPES.items())
+        + ".",
+    )
     method: str = Field(
         default="dp-sgd", description=f"The private training method: {', '.join(METHODS)}."
     )
@@ -124,6 +132,10 @@ class TrainConfig(Options):
         default=None,
         description="What past releases are kept in: float32, or bfloat16 for half the memory.",
     )
+    history_device: Annotated[str, OneOf(("cpu",))] | None = Field(
+        default=None,
+        description="Where past releases are kept: cpu for host memory. Default: the device.",
+    )
     averaging: Annotated[str, OneOf(AVERAGES)] | None = Field(
         default=None,
         description=f"Average the weights too: {', '.join(AVERAGES)}. Costs no privacy.",
@@ -131,6 +143,9 @@ class TrainConfig(Options):
     lr: Positive | None = Field(
         default=None,
         description="Learning rate. Default: 0.5, and 0.01 or 0.001 for the Adam family.",
+    )
+    momentum: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="Momentum of plain SGD. Default: none."
     )
     seed: int = Field(
         default=0,
@@ -147,6 +162,9 @@ class TrainConfig(Options):
     device: str = Field(
         default="auto", description="auto (a GPU where there is one), cpu, cuda or cuda:N."
     )
+    compile: bool = Field(
+        default=False, description="Compile the model's forward and backward pass (torch.compile)."
+    )
     data_dir: File | None = Field(
         default=None, description="Folder with NAME.npz. Default: VESTIGE_DATA, or else a download."
     )
@@ -159,6 +177,20 @@ class TrainConfig(Options):
     dataset_size: Count | None = Field(
         default=None,
         description="A public number of training records, where the true one is confidential.",
+    )
+    views: Count | None = Field(
+        default=None,
+        description="Augmented views of every image (moved, and mirrored where that is the same "
+        "thing), clipped together.",
+    )
+    units: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The column of your own table with the ids of users: the guarantee is for one "
+        "user with all rows, and lots count users. Whole users are held out.",
+    )
+    rows_per_unit: Count | None = Field(
+        default=None, description="The most rows of a user in a lot; needed with units."
     )
     tuning: str | None = Field(
         default=None,
@@ -187,6 +219,11 @@ class TrainConfig(Options):
     out: File | None = Field(
         default=None, description="Run folder, new or empty. Default: a new one in runs/."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_the_recipe(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return filled_in(values)
 
     @field_validator("dataset")
     @classmethod
@@ -231,13 +268,23 @@ class TrainConfig(Options):
     @model_validator(mode="after")
     def _check_together(self) -> TrainConfig:
         """What no field can say alone."""
-        _check_one_of(self, "epsilon", "noise_multiplier", "group_noise_multiplier")
-        _check_one_of(self, "epochs", "steps")
+        check_one_of(self, "epsilon", "noise_multiplier", "group_noise_multiplier")
+        check_one_of(self, "epochs", "steps")
+        if (self.units is None) != (self.rows_per_unit is None):
+            raise ConfigError(
+                f"units {self.units} and rows_per_unit {self.rows_per_unit}: give both, the column "
+                "of ids and the most rows of a user in a lot, or neither."
+            )
         if self.train_size is not None or self.dataset_size is not None:
             check_lot(self.chosen_lot, self.dataset_size or self.train_size or 0)
         self.schema_of_data()
         check_out(self.out if self.out is not None else Path("runs"), fresh=self.out is not None)
         method = methods.resolve(self.method, self.settings)  # loads its class, and torch
+        if self.momentum and method.optimizer_class is not None:
+            raise ConfigError(
+                f"momentum {self.momentum} is of plain SGD, and {self.method} has an update of its "
+                "own: leave it out."
+            )
         if any(callable(value) for value in method.settings().values()):
             raise ConfigError(
                 "a setting is a function, which a run folder cannot hold: give a number, or a "
@@ -253,14 +300,31 @@ class TrainConfig(Options):
                 raise ConfigError(
                     f"task {self.task!r} is for .npz files: of {path.name} the schema says it."
                 )
-            return read_schema(path, self.schema_file, self.target)
-        for name in ("target", "schema_file"):
+            return self._for_units(read_schema(path, self.schema_file, self.target))
+        for name in ("target", "schema_file", "units"):
             if getattr(self, name):
                 raise ConfigError(
                     f"{name} is for tables and image folders, and {path.name} is neither: leave it "
                     "out."
                 )
         return None
+
+    def _for_units(self, schema: Schema) -> Schema:
+        """The schema, which must not have a model learn from ids."""
+        if self.units is not None and (schema.image or self.units in schema.columns):
+            why = "are images" if schema.image else "has it as a column to learn from"
+            raise ConfigError(
+                f"units {self.units} for data whose schema {why}: give a table, and leave the "
+                "column of ids out of its schema."
+            )
+        for name in ("train_size", "evaluate_epsilon"):
+            if self.units is not None and getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{name} {getattr(self, name)} goes by records, and units {self.units} "
+                    "protects users: one user less would let others in, or change several. Leave "
+                    "it out."
+                )
+        return schema
 
     @property
     def chosen_model(self) -> str:
@@ -316,48 +380,7 @@ class TrainConfig(Options):
             "lr": self.chosen_lr,
             "repeatable_noise": self.noise_seed is not None,
         }
-        if self.group_noise_multiplier is not None:
-            shown["group_noise_multiplier"] = self.group_noise_multiplier
+        for name in ("group_noise_multiplier", "views", "units", "rows_per_unit"):
+            if getattr(self, name) is not None:
+                shown[name] = getattr(self, name)
         return shown
-
-
-def _check_one_of(config: TrainConfig, *names: str) -> None:
-    """Of settings that follow from each other, at most one."""
-    given = [name for name in names if getattr(config, name) is not None]
-    if len(given) > 1:
-        both = " and ".join(f"{name} {getattr(config, name)}" for name in given)
-        raise ConfigError(
-            f"{both} are both given: one follows from the other, so give one of them."
-        )
-
-
-def check_lot(lot: int, records: int) -> None:
-    """A lot must not be larger than the data."""
-    if lot > records:
-        raise ConfigError(
-            f"lot {lot} is larger than the training data of {records} records: give a lot of at "
-            f"most {records}."
-        )
-
-
-def check_out(folder: Path, fresh: bool) -> None:
-    """Refuse a run folder that is in use or cannot be made; nothing is created."""
-    try:
-        if fresh and folder.is_dir() and any(folder.iterdir()):
-            raise ConfigError(
-                f"out {str(folder)!r} is in use: it is a folder with files in it; give a new or "
-                "empty one."
-            )
-        nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    except OSError as error:
-        raise ConfigError(
-            f"out {str(folder)!r} cannot be used ({error.strerror}): give another folder."
-        ) from error
-    if not nearest.is_dir():
-        raise ConfigError(
-            f"out {str(folder)!r} cannot be made: {str(nearest)!r} is not a folder; give another."
-        )
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"out {str(folder)!r} cannot be made: {str(nearest)!r} is not writable; give another."
-        )

@@ -23,7 +23,10 @@ class Dataset:
     file: it is then treated as public. `labels` are the names of the classes, labels or targets;
     `preprocessing` says, as JSON types, how a record becomes an input. `own` marks somebody's own
     records, whose exact held-out figures are not to be published. `weights` of the classes come
-    from declared frequencies; `ranges` are those of regression's targets.
+    from declared frequencies; `ranges` are those of regression's targets. `features` of both
+    splits stand for their inputs in a model that learns from fixed features (train/recipes).
+    `units` are the ids of the training records' users, where users are protected: private, and
+    never written.
     """
 
     name: str
@@ -39,6 +42,13 @@ class Dataset:
     own: bool = False
     weights: tuple[float, ...] | None = None
     ranges: tuple[tuple[float, ...], ...] = ()
+    features: tuple[Tensor, Tensor] | None = None
+    units: tuple[str, ...] | None = field(default=None, repr=False)
+
+    @property
+    def protected(self) -> int:
+        """The number of privacy units in the training split: records, or users."""
+        return len(self.x_train) if self.units is None else len(set(self.units))
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -12,27 +12,25 @@ guarantee.
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from vestige import methods
 from vestige.checks import finite
 from vestige.engine.ending import ending
 from vestige.engine.forecast import events_ahead, lots_until
-from vestige.errors import BudgetExhausted
+from vestige.errors import BudgetExhausted, ConfigError
 from vestige.privacy import accounting
 from vestige.privacy.accounting import computed_every, epsilon_on_the_way
 from vestige.privacy.ending import AS_PLANNED
 from vestige.statement import claim
 from vestige.statement.words import sentence
 from vestige.train.config import TrainConfig
+from vestige.train.interrupt import Interrupt
 
 if TYPE_CHECKING:
     import torch
@@ -50,8 +48,10 @@ OWN_HELD_OUT = (
 # The settings that a result repeats.
 _REPEATED = "dataset model delta target_epsilon clip lr seed repeatable_noise max_epsilon".split()
 # How many rows go through a model at once: memory must not grow with the lot.
-ROWS_AT_ONCE = {"linear": 4096, "mlp": 4096, "cnn": 1024, "resnet18": 128}
+ROWS_AT_ONCE = {"linear": 4096, "mlp": 4096, "cnn": 1024, "scatter": 4096}
+ROWS_AT_ONCE |= {"resnet18": 128, "wrn": 128}
 _ROWS_OF_OWN = 256  # of a model that is somebody's own
+_DIGITS = ("digits", "mnist", "svhn")  # a mirrored one is another sign, or none
 
 
 @dataclass(frozen=True)
@@ -81,35 +81,6 @@ class Prepared:
     earlier: int = 0  # releases of other runs on the ledger, which the noise was solved with
 
 
-class Interrupt:
-    """While entered, the first Ctrl-C asks the loop to stop and the second one is an exception.
-
-    An exception at an arbitrary place could tear a release or the ledger apart.
-    """
-
-    def __init__(self) -> None:
-        self.pending = False
-        self._installed = False
-        self._before: Any = None
-
-    def __enter__(self) -> Interrupt:
-        # Signals belong to the main thread; a process that ignores them keeps ignoring them.
-        on_main = threading.current_thread() is threading.main_thread()
-        if on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._before = signal.signal(signal.SIGINT, self._handle)
-            self._installed = True
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
-        if self.pending:
-            raise KeyboardInterrupt
-        self.pending = True
-
-
 class Session:
     """One run, from the private engine to its result."""
 
@@ -130,8 +101,9 @@ class Session:
         self.config, self.dataset, self.model = config, dataset, model
         self.date = date.today().isoformat()  # before the first lot: later times follow lot sizes
         self.device, self.prepared, self.steps = device, prepared, prepared.steps
-        self.train_data = dataset.x_train.to(device), dataset.y_train.to(device)
-        self.test_data = dataset.x_test.to(device), dataset.y_test.to(device)
+        x_train, x_test = dataset.features or (dataset.x_train, dataset.x_test)
+        self.train_data = x_train.to(device), dataset.y_train.to(device)
+        self.test_data = x_test.to(device), dataset.y_test.to(device)
         self.optimizer = make_optimizer(model.parameters(), lr=config.chosen_lr)
         self.engine: PrivacyEngine = PrivacyEngine(
             config.accountant, seed=config.seed, noise_seed=config.noise_seed
@@ -147,10 +119,13 @@ class Session:
             steps=self.steps,
             averaging=config.averaging,
             history_dtype=getattr(torch, config.history_dtype) if config.history_dtype else None,
+            history_device=config.history_device,
             max_epsilon=config.max_epsilon,
             delta=config.delta,
             data_name=Path(config.dataset).name,
             dataset_size=config.dataset_size,
+            compile=config.compile,
+            **_unit(config, dataset),
         )
         self.lines: list[dict[str, Any]] = []
         self.noted: dict[str, Any] = {}  # diagnostics of the epoch under way, by name
@@ -383,10 +358,33 @@ def _noise_form(config: TrainConfig, noise: float, groups: tuple[str, ...]) -> d
     return {"group_noise_multipliers": own, "max_grad_norm": whole}
 
 
+def _unit(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
+    """The rows of a privacy unit as the engine takes them: views of an image, or a user's."""
+    options: dict[str, Any] = {}
+    if dataset.units is not None:
+        options = {"units": dataset.units, "rows_per_unit": config.rows_per_unit}
+    if config.views is not None:
+        options |= {"views": config.views, "augment": augmentation(config.dataset, dataset)}
+    return options
+
+
+def augmentation(name: str, dataset: Dataset) -> Any:
+    """What makes views of images: moved by an eighth, and mirrored, but for digits."""
+    from vestige.sampling.collate import FlipAndCrop
+
+    if len(dataset.input_shape) != 3:
+        raise ConfigError(
+            f"views are for images, and {Path(name).name} holds inputs of shape "
+            f"{dataset.input_shape}: leave views out."
+        )
+    return FlipAndCrop(max(1, min(dataset.input_shape[1:]) // 8), flip=name not in _DIGITS)
+
+
 def _physical_rows(config: TrainConfig) -> int | None:
     """The rows that a model runs on at once; None where a method needs the lot in one piece."""
     looks = methods.resolve(config.method, config.settings).looks
-    return _rows(config) if looks == 1 else None
+    of_unit = (config.views or 1) * (config.rows_per_unit or 1)
+    return max(_rows(config), of_unit) if looks == 1 else None
 
 
 def _rows(config: TrainConfig) -> int:

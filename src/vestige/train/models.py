@@ -1,4 +1,4 @@
-"""The models of the papers: linear, mlp, cnn and resnet18.
+"""The models of the papers: linear, mlp, cnn, resnet18; recipes/ has wrn and scatter.
 
 None of them couples the examples of a batch (no BatchNorm), so that each example has a gradient of
 its own, and none works in place, which would take away the inputs that the gradient rules keep.
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from vestige.checks import is_whole
 from vestige.errors import ConfigError
+from vestige.train.recipes.features import scatter
+from vestige.train.recipes.wide_resnet import wide_resnet
 
 
 def build(
@@ -205,8 +207,10 @@ _BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "mlp": _mlp,
     "cnn": _cnn,
     "resnet18": lambda shape, classes: ResNet18(shape[0], classes),
+    "wrn": wide_resnet,
+    "scatter": scatter,
 }
-_IMAGE_MODELS = ("cnn", "resnet18")
+_IMAGE_MODELS = ("cnn", "resnet18", "wrn", "scatter")
 
 # With sum, noise and gradient, 16 GiB: more is a mistake in the data sooner than a wish.
 _MOST_PARAMETERS = 2**30

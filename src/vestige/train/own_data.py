@@ -19,13 +19,22 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
 def load_own(
-    path: Path, schema: Schema, train_size: int | None = None, test_size: int | None = None
+    path: Path,
+    schema: Schema,
+    train_size: int | None = None,
+    test_size: int | None = None,
+    units: str | None = None,
 ) -> Dataset:
     """The records at `path` as their schema describes them.
 
-    `train_size` and `test_size` keep the first records of each split. The split is public.
+    `train_size` and `test_size` keep the first records of each split. The split is public. `units`
+    is the column with the ids of users, each of whom is in one split alone.
     """
     x, y, known, held_out = (_images if schema.image else _table)(path, schema)
+    ids: NDArray[Any] | None = None
+    if units is not None:
+        ids = table_data.ids(table_data.read_table(path), units)
+        held_out = table_data.in_held_out((one.encode() for one in ids), schema.held_out)
     splits = []
     for name, rows, size in (
         ("train", known & ~held_out, train_size),
@@ -38,6 +47,7 @@ def load_own(
                 f"{size or 1} are needed: give more records, or change held_out in the schema."
             )
         splits.append((torch.from_numpy(x(chosen)), torch.from_numpy(y[chosen])))
+    trained = np.flatnonzero(known & ~held_out)[:train_size]
     weights = tuple(1 / (len(schema.frequencies) * share) for share in schema.frequencies)
     return Dataset(
         str(path),
@@ -52,6 +62,7 @@ def load_own(
         ranges=tuple(schema.columns[name].range for name in schema.target)
         if schema.task == "regression"
         else (),
+        units=None if ids is None else tuple(ids[trained]),
     )
 
 

@@ -25,8 +25,9 @@ from vestige.engine.ending import stopped
 from vestige.errors import ConfigError, StorageError
 from vestige.files import write_whole
 from vestige.statement.model import RunFacts
-from vestige.train.config import check_out
-from vestige.train.loop import Interrupt, Progress, Session, versions
+from vestige.train.checks import check_out
+from vestige.train.interrupt import Interrupt
+from vestige.train.loop import Progress, Session, versions
 
 LEDGER, CHECKPOINT = "ledger.jsonl", "checkpoint.pt"
 METRICS, CONFIG, RESULT = "metrics.jsonl", "config.json", "result.json"
@@ -147,17 +148,22 @@ def run_ledger(folder: Path, saved: Path | str | None, named: Path | str | None)
 class RunWriter:
     """Runs a session and has everything on the disk that a reader or a resume needs."""
 
-    def __init__(self, session: Session, folder: RunFolder | None = None) -> None:
+    def __init__(
+        self, session: Session, folder: RunFolder | None = None, ledger: Path | None = None
+    ) -> None:
+        """`ledger` is a file that the run is charged on beside others, which its noise was not
+        solved for; otherwise it is what the configuration says."""
         config = session.config
+        self._beside = ledger
         parts = (Path(config.dataset).stem, config.chosen_model, config.method)
         self._folder = folder or RunFolder(config.out, "-".join(parts))
         self._session, self._engine, self._resumed = session, session.engine, False
 
-    def restore(self, ledger: Path) -> None:
+    def restore(self, ledger: Path, checkpoint: Path) -> None:
         """Take up the run where its last checkpoint was made."""
         self._engine.keep_ledger(ledger, create=False)
         try:
-            saved = self._engine.load_checkpoint(self._folder.path / CHECKPOINT)
+            saved = self._engine.load_checkpoint(checkpoint)
         except BaseException:
             self._engine.close()
             raise
@@ -178,8 +184,8 @@ class RunWriter:
     def _begin(self) -> None:
         """Have on the disk what a resume needs, before the first lot."""
         session, ledger = self._session, self._session.config.ledger
-        self._engine.keep_ledger(ledger or self._folder.own(LEDGER))
-        if self._engine.earlier != session.prepared.earlier:
+        self._engine.keep_ledger(self._beside or ledger or self._folder.own(LEDGER))
+        if self._beside is None and self._engine.earlier != session.prepared.earlier:
             raise ConfigError(
                 f"the ledger {str(ledger)!r} was charged by another run while this one was "
                 "prepared: start it again, and what was spent will be counted."
@@ -201,26 +207,33 @@ class RunWriter:
     def _train(self, tell: Callable[[Progress], None], interrupt: Interrupt) -> None:
         session, engine, before = self._session, self._engine, self._engine.released
         every = session.config.checkpoint_every or session.per_epoch
-        for progress in session.lots(lambda: interrupt.pending):
+
+        def asked() -> bool:  # all ranks stop at the same lot
+            return engine.ranks.decided(lambda: interrupt.pending)
+
+        for progress in session.lots(asked):
             if progress.metrics is not None:
                 self._folder.write_lines(METRICS, session.lines)
                 whole = engine.released % session.per_epoch == 0
-                if whole and (engine.released % every == 0 or interrupt.pending):
+                if whole and (engine.released % every == 0 or asked()):
                     self._save()
                 tell(replace(progress, folder=self._folder.path))
                 continue
             made, before = engine.released > before, engine.released
             self._folder.keep = self._folder.keep or made
             tell(progress)
-            due = engine.released % every == 0 or interrupt.pending
+            due = engine.released % every == 0 or asked()
             if made and due and not session.at_epoch_end:
                 self._save()  # before the line of an epoch that was cut short
 
     def _save(self) -> None:
         session = self._session
+        config = session.config.saved()
+        if self._beside is not None:
+            config["ledger"] = str(self._beside.absolute())  # for whoever resumes the run
         self._engine.save_checkpoint(
             self._folder.own(CHECKPOINT),
-            config=session.config.saved(),
+            config=config,
             prepared=asdict(session.prepared) | {"groups": list(session.prepared.groups)},
             ending=stopped(self._engine._attached()).state(),
             lines=session.lines,

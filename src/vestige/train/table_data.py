@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vestige.errors import ConfigError
+from vestige.sampling.units import is_missing
 from vestige.train.schema import Column, Schema
 
 Table = Mapping[str, Sequence[Any]]
@@ -121,6 +122,18 @@ def in_held_out(records: Iterable[bytes], share: float) -> NDArray[np.bool_]:
     """
     places = (hashlib.blake2b(record, digest_size=8).digest() for record in records)
     return np.array([int.from_bytes(place, "big") < share * 2**64 for place in places], dtype=bool)
+
+
+def ids(table: Table, name: str) -> NDArray[Any]:
+    """The column that says whose each row is, as text; every row must have one."""
+    found = [_text(value) for value in _values(table, name)]
+    missing = [is_missing(text) for text in found]
+    if any(missing):
+        raise ConfigError(
+            f"row {missing.index(True) + 1} has no {name}, and so belongs to no user: give every "
+            "row an id, one of its own where it belongs to nobody else."
+        )
+    return np.array(found, dtype=object)
 
 
 def row_bytes(table: Table) -> Iterable[bytes]:

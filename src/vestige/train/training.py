@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,9 @@ from vestige import methods
 from vestige.errors import ConfigError
 from vestige.privacy import accounting, ledger_file
 from vestige.privacy.ledger import Event
-from vestige.train.config import DEFAULT_NOISE, TrainConfig, check_lot
+from vestige.train import ranks
+from vestige.train.checks import check_lot
+from vestige.train.config import DEFAULT_NOISE, TrainConfig
 from vestige.train.loop import HELD_OUT, Prepared, Progress, Session, versions
 from vestige.train.run_folder import CHECKPOINT, ExistingFolder, RunWriter, run_ledger
 
@@ -47,7 +50,9 @@ def train(
     target `epsilon` it never exceeds the target, with a `max_epsilon` never that.
     """
     tell = progress or (lambda _: None)
-    return RunWriter(prepare(config, optimizer=optimizer, progress=progress)).run(tell)
+    with ranks.joined(config.device) as device, ranks.written(config) as own:
+        session = prepare(own.changed(device=device), optimizer=optimizer, progress=progress)
+        return RunWriter(session).run(tell)
 
 
 def resume(
@@ -58,6 +63,7 @@ def resume(
     noise_seed: int | None = None,
     ledger: Path | str | None = None,
     model: str | None = None,
+    dataset: Dataset | None = None,
 ) -> dict[str, Any]:
     """Continue the run in `folder` from its last checkpoint; a finished run's result is returned.
 
@@ -66,7 +72,7 @@ def resume(
     checkpoint are gone. Otherwise lots and noise have a new key, and lost steps stay charged.
     `ledger` is the file that the run shares with others: a run folder is not believed when it names
     files outside of itself, nor when it names code: `model` is the MODULE:factory of a model of
-    one's own.
+    one's own. `dataset` takes the place of the one that the run names, as in `prepare`.
 
     Guarantee: everything that was released before and is released now is in the ledger.
     """
@@ -105,10 +111,17 @@ def resume(
     path = run_ledger(folder, config.ledger, ledger)
     if ledger is not None:
         config = config.changed(ledger=path)
-    session = prepare(config, optimizer=optimizer, progress=progress, known=known)
-    writer = RunWriter(session, ExistingFolder(folder))
-    writer.restore(path)
-    return writer.run(progress or (lambda _: None))
+    with ranks.joined(config.device) as device, ranks.written(config) as own:
+        session = prepare(
+            own.changed(device=device),
+            optimizer=optimizer,
+            progress=progress,
+            dataset=dataset,
+            known=known,
+        )
+        writer = RunWriter(session, ExistingFolder(folder) if ranks.leads() else None)
+        writer.restore(path, folder / CHECKPOINT)
+        return writer.run(progress or (lambda _: None))
 
 
 def prepare(
@@ -130,11 +143,12 @@ def prepare(
     from vestige.gradients.clipping import split_clipping
     from vestige.gradients.groups import partition
     from vestige.train import models
+    from vestige.train.recipes.features import with_features
 
     device = _device(config.device)
     if dataset is None:
         dataset = load_data(config, config.seed)
-    records = config.dataset_size or len(dataset.x_train)
+    records = config.dataset_size or dataset.protected
     check_lot(config.chosen_lot, records)
     model = models.build(config.chosen_model, dataset.input_shape, dataset.classes, config.seed).to(
         device
@@ -149,7 +163,13 @@ def prepare(
         if config.evaluate_epsilon is not None:  # refused now rather than after the training
             accounting.calibrate(config.evaluate_epsilon, config.delta, 1.0, 1)
         known = _accounted(config, records, groups)
-    return Session(config, dataset, model, optimizer or method.make_optimizer, device, known)
+    dataset = with_features(
+        dataset, model, device, lambda done: tell(Progress(f"features {done:.0%}"))
+    )
+    made = optimizer or method.make_optimizer
+    if config.momentum:
+        made = partial(made, momentum=config.momentum)
+    return Session(config, dataset, model, made, device, known)
 
 
 def load_data(config: TrainConfig, seed: int) -> Dataset:
@@ -159,7 +179,7 @@ def load_data(config: TrainConfig, seed: int) -> Dataset:
     path, sizes = Path(config.dataset), (config.train_size, config.test_size)
     schema = config.schema_of_data()
     if schema is not None:
-        return own_data.load_own(path, schema, *sizes)
+        return own_data.load_own(path, schema, *sizes, config.units)
     return data.load(
         config.dataset, config.data_dir, *sizes, seed, task=config.task or "classification"
     )

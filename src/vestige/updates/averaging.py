@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vestige.errors import ConfigError
 from vestige.release.part import Part
@@ -29,9 +29,7 @@ class Averaging(Part):
     name, what = "averaging", "average"
     saved = ("count", "means")
 
-    def __init__(
-        self, kind: str, parameters: Mapping[str, nn.Parameter], steps: int | None
-    ) -> None:
+    def __init__(self, kind: str, parameters: Mapping[str, Tensor], steps: int | None) -> None:
         if kind not in KINDS:
             raise ConfigError(f"averaging={kind!r} is unknown: choose one of {', '.join(KINDS)}.")
         if kind == "uniform-tail" and steps is None:

@@ -79,7 +79,11 @@ class Importance(Part):
     def accept(self, lengths: Tensor) -> Tensor:
         """Which of the next records of the lot are in; `lengths` are clipped norms over C."""
         first, self._decided = self._decided, self._decided + len(lengths)
-        drawn = self._randomness.uniforms(ACCEPT, self._lot, self._decided)[first:]
+        rank, world = (
+            self._randomness.share
+        )  # row j of this rank is row rank + j * world of the lot
+        drawn = self._randomness.uniforms(ACCEPT, self._lot, self._decided * world)
+        drawn = drawn[rank + first * world :: world].copy()
         return (torch.from_numpy(drawn).to(lengths.device) <= lengths) & (lengths > 0)
 
     def settle(self, noisy: float) -> None:

@@ -18,6 +18,7 @@ from vestige.errors import PrivacyError
 from vestige.gradients import Capture
 from vestige.gradients.backward import exact
 from vestige.gradients.per_row import Expanded, own_ascent
+from vestige.gradients.units import Fold
 from vestige.release.door import Release
 from vestige.updates.ascent import Ascent
 
@@ -117,17 +118,17 @@ class OwnAscent(Passes):
     def _run(self, closure: Closure) -> Any:
         capture, batch = self._capture, self._capture.batch
         assert batch is not None
+        fold = Fold.of(batch)  # a unit climbs along its own gradient, with all its rows
         capture.paused = True  # rows have weights of their own: there is nothing to capture
         try:
             gradients, loss = self._expanded.gradients(closure, batch.rows)
-            move = own_ascent(gradients, self._radius)
+            move = fold.spread(own_ascent(fold.sums(gradients), self._radius))
             gradients, _ = self._expanded.gradients(closure, batch.rows, move)
         finally:
             capture.paused = False
         batch.backward = -1  # from here on it counts: a failure must not let it count again
         if not batch.empty:
             with exact(gradients.device.type):
-                scale = float(batch.rows) if capture.mean_loss else 1.0
-                capture.collector.add(gradients, scale)
+                capture.collector.add(fold.sums(gradients), batch.scale(capture.mean_loss))
         batch.done = True
         return loss

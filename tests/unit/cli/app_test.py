@@ -30,9 +30,10 @@ def test_version_and_help() -> None:
         (
             "train",
             "dataset model method set epsilon noise-multiplier delta accountant lot epochs steps "
-            "clip clipping history-dtype averaging lr seed noise-seed device data-dir "
-            "train-size test-size train-loss tensorboard max-epsilon checkpoint-every ledger out "
-            "json data target schema task dataset-size tuning evaluate-epsilon",
+            "clip clipping history-dtype history-device averaging lr seed noise-seed device "
+            "data-dir train-size test-size train-loss tensorboard max-epsilon checkpoint-every "
+            "ledger out json data target schema task dataset-size tuning evaluate-epsilon "
+            "compile momentum recipe units rows-per-unit views",
         ),
         (
             "budget",

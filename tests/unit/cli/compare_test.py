@@ -64,11 +64,15 @@ def test_a_comparison_keeps_its_report_its_page_and_its_ledger() -> None:
         assert run_["epsilon"] == pytest.approx(2.0, rel=2e-3)
     page = check_page(Path("study/report.html").read_text())
     assert "The whole study" in page.text and "p (Holm)" in page.text
+    # The same command again reads what is there; another study is refused.
+    before = Path("study/ledger.jsonl").read_bytes()
+    assert json.loads(run(f"{line} --out study --json").stdout) == report
+    assert Path("study/ledger.jsonl").read_bytes() == before
+    check_refused(run(f"{line} --out study --lr 1"), "holds another study: its lr is None and not")
     # A second study on the same ledger: what was there before counts on it, not in the study.
     again = run_json(f"{line} --ledger study/ledger.jsonl")
     assert again["ledger_epsilon"] > again["study_epsilon"]
     assert again["study_epsilon"] == pytest.approx(report["study_epsilon"], rel=1e-3)
-    check_refused(run(f"{line} --out study"), "is in use")
 
 
 @pytest.mark.usefixtures("empty_folder")

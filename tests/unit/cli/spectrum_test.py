@@ -205,7 +205,10 @@ def test_a_file_with_the_name_of_a_model_is_reached_by_a_path() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("nope", "target 'nope' is neither a built-in model (linear, mlp, cnn, resnet18) nor"),
+        (
+            "nope",
+            "target 'nope' is neither a built-in model (linear, mlp, cnn, resnet18, wrn",
+        ),
         ("nope.pt", "check the name or the path"),
         ("folder", "target 'folder' is a folder without model.pt: give a run folder"),
         ("text.pt", "checkpoint 'text.pt' is not a file of tensors alone"),

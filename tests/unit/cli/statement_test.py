@@ -123,10 +123,16 @@ def test_a_statement_is_signed_checked_and_written_in_its_other_forms() -> None:
         check=True,
     )
     assert "tier: 3" in run("statement run --registry").stdout
+    Path("schema.yaml").write_text("properties: {tier: {enum: [2]}}")
+    check_refused(run("statement run --registry --checkout schema.yaml"), "at tier, 3 is not one")
+    check_refused(run("statement run --checkout schema.yaml"), "give --registry too")
     assert "| top | privacy parameters | guarantee, curve | epsilon " in (
         run("statement run --nist").stdout
     )
     assert run("statement run --out page.html").exit_code == 0
     assert Path("page.html").read_text().startswith("<!DOCTYPE html>")
+    assert run("statement run --out page.pdf").exit_code == 0
+    assert Path("page.pdf").read_bytes() == statement.pdf(statement.read(Path("run")))
+    check_refused(run("statement run --nist --out map.pdf"), "give --out another ending")
     check_refused(run("statement run --registry --nist"), "give one of --json")
     check_refused(run("statement run --verify key.pem"), "is no public key")

@@ -213,6 +213,7 @@ def test_ctrl_c_writes_what_was_trained_and_exits_with_130(tmp_path: Path) -> No
     assert report["epsilon"] == planned
     assert weights({"folder": str(tmp_path / "out")}).keys() == {"out.weight", "out.bias"}
     assert errors == (
+        "vestige: stopping after this step; Ctrl-C again stops now\n"
         f"vestige: interrupted after {report['steps']} steps; what was trained so far is in out; "
         "go on with: vestige resume out\n"
     )

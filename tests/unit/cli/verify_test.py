@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from vestige.audit.options import FEWEST_TRIALS
 from vestige.audit.verify import CHECKS, TRIALS, load
 from vestige.cli.app import app
-from vestige.engine.run import Run
+from vestige.engine.ways import Ways
 from vestige.methods import (
     FO,
 )
@@ -134,7 +134,7 @@ def test_few_trials_are_refused():
 
 
 def test_mis_attributed_rows_are_said_in_words(folder, monkeypatch):
-    monkeypatch.setattr(Run, "_check_way", lambda self, args, kwargs: None)
+    monkeypatch.setattr(Ways, "_check_way", lambda self, args, kwargs: None)
     result = run("my_methods:Echo", "--quick", "--seed", "1")
     assert result.exit_code == 1
     assert "rows: mis-attributed rows: record 0 of the model 'a gate on the batch'" in result.stdout

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 
 from tests.support.cut_runs import TRAIN, config
 from tests.support.program import plain, run, run_json
 from tests.support.small_runs import private
 from tests.support.small_runs import run as steps_of
 from vestige import ConfigError, PrivacyError
-from vestige.privacy.ledger_file import read
+from vestige.privacy.ledger_file import merge_files, read
 from vestige.train import training
 from vestige.train.run_folder import RunWriter
 
@@ -160,3 +161,41 @@ def test_a_ledger_file_that_is_taken_away_stops_the_loop(tmp_path, how):
         made[0].detach()
     made[1](made[3].dataset[0][0][None]).sum().backward()
     assert (path.read_bytes() if how == "replaced" else copied) == copied
+
+
+USERS = {"units": torch.arange(24) // 2, "rows_per_unit": 2}
+
+
+@pytest.mark.parametrize("first", [{}, USERS])
+def test_a_ledger_counts_records_or_users_and_never_both(tmp_path, first):
+    other = {} if first else USERS
+    for ledger in (tmp_path / "l", None):
+        engine, *rest = private("dp-sgd", engine_options={"ledger": ledger}, **first)
+        steps_of(engine, *rest, steps=2)
+        shared = {"ledger": engine.ledger}
+        second, *_ = private("dp-sgd", engine_options=shared, **first)
+        assert second.adjacency == engine.adjacency
+        with pytest.raises(ConfigError, match="their costs have no sum"):
+            private("dp-sgd", engine_options=shared, **other)
+        for each in (engine, second):
+            each.detach()
+    with pytest.raises(ConfigError, match="different data"):
+        private("dp-sgd", engine_options={"ledger": tmp_path / "l"}, **other)
+
+
+def test_engines_that_were_made_before_the_first_release_cannot_mix_either():
+    engine, *rest = private("dp-sgd")
+    other, *later = private("dp-sgd", engine_options={"ledger": engine.ledger}, **USERS)
+    steps_of(engine, *rest, steps=1)
+    with pytest.raises(ConfigError, match="their costs have no sum"):
+        steps_of(other, *later, steps=1)
+    assert engine.ledger.steps == 1
+
+
+def test_ledgers_of_records_and_of_users_are_not_merged(tmp_path):
+    for name, options in (("a", {}), ("b", USERS)):
+        engine, *rest = private("dp-sgd", engine_options={"ledger": tmp_path / name}, **options)
+        steps_of(engine, *rest, steps=1)
+        engine.detach()
+    with pytest.raises(ConfigError, match="different data"):
+        merge_files([tmp_path / "a", tmp_path / "b"], tmp_path / "both")

@@ -34,6 +34,12 @@ def test_an_unknown_argument_is_refused_with_the_nearest():
         ({"poisson_sampling": False}, "poisson_sampling=False is refused"),
         ({"noise_generator": torch.Generator()}, "noise_generator is refused"),
         ({"history_dtype": torch.float16}, r"history_dtype=torch.float16 .* torch.bfloat16"),
+        ({"rows_per_unit": 3}, r"rows_per_unit=3 without units"),
+        ({"units": [1], "rows_per_unit": 0}, r"rows_per_unit=0"),
+        ({"views": 3}, r"views=3 without augment.*FlipAndCrop"),
+        ({"views": 1.5, "augment": abs}, r"views=1.5"),
+        ({"augment": "flip"}, r"augment is a str"),
+        ({"history_device": "disk"}, r"history_device='disk' .* use 'cpu'"),
     ],
 )
 def test_what_would_break_the_guarantee_says_why_and_what_to_do(given, message):

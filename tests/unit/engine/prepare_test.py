@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.support import small_runs
 from tests.support.loops import epoch, mlp, private, records
 from vestige import ConfigError, PrivacyEngine, accounting
 from vestige.engine import privacy_engine
@@ -72,6 +73,62 @@ def test_bad_settings_are_refused_with_their_name_and_leave_the_model_alone(mess
     assert not MODEL._forward_hooks
     assert not MODEL._forward_pre_hooks
     private(MODEL, engine=engine)[0].detach()
+
+
+IDS = torch.arange(24) // 3
+
+
+def test_users_are_what_sizes_and_rates_count():
+    engine, *_ = small_runs.private("dp-sgd", units=IDS, rows_per_unit=2)
+    plan = engine.plan
+    assert (plan.dataset_size, plan.batch_size, plan.sample_rate) == (8, 6, 0.75)
+    assert (plan.unit_rows, plan.counted) == (2, "users")
+    assert plan.adjacency == "add or remove one user with all rows"
+    assert "one user with all rows" in str(plan)
+    assert plan == type(plan).restored(plan.as_dict())
+    declared, *_ = small_runs.private("dp-sgd", units=IDS, rows_per_unit=2, dataset_size=12)
+    assert declared.plan.sample_rate == 0.5
+
+
+def test_views_leave_sizes_and_neighbours_as_they_are():
+    engine, *_ = small_runs.private("dp-sgd", views=4, augment=lambda x: x)
+    plan = engine.plan
+    assert (plan.dataset_size, plan.batch_size, plan.sample_rate) == (24, 6, 0.25)
+    assert (plan.unit_rows, plan.views, plan.adjacency) == (4, 4, "add or remove one record")
+
+
+def test_noise_is_solved_for_at_the_rate_of_users():
+    engine = PrivacyEngine()
+    model = mlp()
+    data = TensorDataset(torch.randn(24, 5), torch.zeros(24).long())
+    engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=2),
+        target_epsilon=3.0,
+        target_delta=1e-3,
+        epochs=2,
+        max_grad_norm=1.0,
+        units=IDS,
+        rows_per_unit=2,
+    )
+    expected = accounting.calibrate(3.0, 1e-3, 2 / 8, 8)
+    assert engine.plan.steps == 8
+    assert engine.plan.noise_multiplier == pytest.approx(expected.noise_multiplier)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"units": IDS, "rows_per_unit": 4, "max_physical_batch_size": 3},
+        {"views": 4, "augment": abs, "max_physical_batch_size": 3},
+        {"units": IDS, "rows_per_unit": 2, "views": 2, "augment": abs}
+        | {"max_physical_batch_size": 3},
+    ],
+)
+def test_a_unit_without_room_in_a_physical_batch_is_refused(options):
+    with pytest.raises(ConfigError, match="no room for the 4 rows of one privacy unit"):
+        small_runs.private("dp-sgd", **options)
 
 
 @pytest.mark.parametrize("bound", [torch.tensor(1.0), [torch.tensor(0.6), np.float32(0.8)]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 import io
 import math
 
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.support.loops import N, epoch, lot_sum, mean_loss, mlp, private, records, step, weights
 from tests.support.reference import clip_and_sum
 from vestige import ConfigError, PrivacyError
+from vestige.checks import round_up
 from vestige.engine.caveats import REPEATABLE
 from vestige.engine.privacy_engine import PrivacyEngine
 from vestige.gradients.clipping import Clip
@@ -470,9 +472,28 @@ def test_the_number_of_batches_is_the_same_on_neighbours():
         for inputs, labels in loader:
             step(model, optimizer, inputs, labels)
             turns.append(engine.released)
-        seen.append((turns, len(loader), repr(engine.plan), engine.caveats()))
+        shown = [(repr(each), each._repr_html_()) for each in (engine, engine.plan, loader)]
+        facts = str(engine.plan.as_dict()), engine.caveats(), shown
+        seen.append((turns, len(loader), *facts))
     assert seen[0] == seen[1]
     assert len(seen[0][0]) == seen[0][1] == 6 * 16  # 4 + 6 sqrt(4) rows, one at a time
+
+
+def test_an_engine_shows_what_it_has_spent_and_what_to_know():
+    engine = PrivacyEngine()
+    assert "nothing is private yet" in repr(engine) and "make_private" in engine._repr_html_()
+    engine, model, optimizer, loader = private(steps=9, delta=1e-4)
+    for inputs, labels in loader:
+        step(model, optimizer, inputs, labels)
+    assert repr(engine).startswith(f"PrivacyEngine: releases {engine.released} of 9 planned; ")
+    assert "\n" not in repr(engine)
+    page = engine._repr_html_()
+    assert f">{round_up(engine.get_epsilon(1e-4))} at delta 0.0001<" in page
+    for note in engine.caveats():
+        assert html.escape(note) in page
+    assert "epsilon" not in repr(engine)  # a debugger asks for it often, and it takes long
+    assert repr(loader).startswith(f"PrivateLoader: lots of an epoch {len(loader)}; batches ")
+    assert "releases 9 planned" in repr(engine.plan)
 
 
 def by_hand(model, dataset, clipping, bound):

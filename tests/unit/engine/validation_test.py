@@ -147,7 +147,7 @@ def test_one_of_several_processes_is_refused(monkeypatch):
     """Started by torchrun, with no process group: each would report an epsilon of its own."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     model = mlp()
-    with pytest.raises(ConfigError, match=r"one of 2 processes, with no process group"):
+    with pytest.raises(ConfigError, match=r"one of 2 processes \(WORLD_SIZE\) without a process"):
         private(model)
     assert not model._forward_hooks and not model._forward_pre_hooks
     monkeypatch.setenv("WORLD_SIZE", "1")

@@ -27,7 +27,7 @@ from tests.support.attribution import (
     train,
 )
 from vestige import PrivacyError
-from vestige.engine.run import Run
+from vestige.engine.ways import Ways
 from vestige.gradients import self_check as selfcheck
 
 
@@ -243,20 +243,20 @@ def test_a_broken_attribution_is_noticed(name, monkeypatch):
 
 
 def test_a_way_without_its_arguments_is_noticed(monkeypatch):
-    monkeypatch.setattr("vestige.engine.run._signature", lambda inputs: None)
+    monkeypatch.setattr("vestige.engine.ways.signature", lambda inputs: None)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_another_argument_is_checked_like_the_first("a", "b")
 
 
 def test_a_check_of_the_first_way_only_is_noticed(monkeypatch):
-    check, seen = Run._check_way, set()
+    check, seen = Ways._check_way, set()
 
-    def once(self: Run, args: Any, kwargs: Any) -> None:
+    def once(self: Ways, args: Any, kwargs: Any) -> None:
         if id(self) not in seen:
             check(self, args, kwargs)
         seen.add(id(self))
 
-    monkeypatch.setattr(Run, "_check_way", once)
+    monkeypatch.setattr(Ways, "_check_way", once)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_a_training_flag_is_checked_like_the_first("its own")
 

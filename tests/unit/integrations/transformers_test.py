@@ -129,7 +129,7 @@ def token_losses(model, batch):
 
 @pytest.mark.parametrize(("name", "physical"), [("bert", None), ("bert", 3), ("llama", 3)])
 def test_two_epochs_release_what_a_plain_loop_releases(name, physical, tmp_path):
-    """Dropout, padding and ignored labels included; the fused attention is the trainer's own."""
+    """Dropout, padding and ignored labels included; the masks are used in both."""
     make, losses, tokens = {
         "bert": (bert, class_losses, False),
         "llama": (llama, token_losses, True),
@@ -140,7 +140,6 @@ def test_two_epochs_release_what_a_plain_loop_releases(name, physical, tmp_path)
     out = trainer.train()
     assert out.global_step == trainer.engine.released == 2 * 4
     other = seeded(make)
-    other.set_attn_implementation("sdpa_always_masked")
     expected = plain_loop(other, losses, data, physical)
     assert len(expected) == 8
     if name == "bert":  # token losses add up in another order

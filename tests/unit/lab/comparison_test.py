@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vestige.errors import ConfigError
-from vestige.lab import comparison
+from vestige.lab import comparison, comparison_report
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
 from vestige.train import training
@@ -34,7 +34,7 @@ def test_compare_states_the_cost_of_the_whole_study(study: comparison.Study) -> 
     assert report["study_epsilon"] > 2.0
     assert report["reference"] == "dp-sgd"
     assert report["methods"][1]["against_reference"]["comparisons"] == 1
-    assert any("whole study" in sentence for sentence in comparison.words(report))
+    assert any("whole study" in sentence for sentence in comparison_report.words(report))
 
 
 def test_compare_draws_fresh_noise_on_paired_starts(study: comparison.Study) -> None:
@@ -68,7 +68,7 @@ def test_compare_tunes_on_records_that_no_run_trains_on(
     rows = {tuple(x.flatten().tolist()) for x in tuned[0].x_train}
     assert not rows & {tuple(x.flatten().tolist()) for x in final[0].x_test}
     assert tuned[0].x_train.equal(final[0].x_train)
-    assert any("80 training records" in sentence for sentence in comparison.words(report))
+    assert any("80 training records" in sentence for sentence in comparison_report.words(report))
 
 
 def test_compare_at_equal_noise(study: comparison.Study) -> None:
@@ -118,4 +118,4 @@ def test_a_study_with_a_method_that_is_not_private_has_no_guarantee(
     )
     assert report["study_epsilon"] is None and report["guarantee"] == "none"
     assert report["not_private"] == ["dp-adam-ac"]
-    assert "no guarantee" in comparison.words(report)[0]
+    assert "no guarantee" in comparison_report.words(report)[0]

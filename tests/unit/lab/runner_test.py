@@ -28,7 +28,7 @@ from vestige.lab import report
 from vestige.lab.definition import Experiment
 from vestige.lab.grid import Task, tasks_of
 from vestige.lab.rows import ROWS, Rows
-from vestige.lab.runner import Request, what_next
+from vestige.lab.runner import STOPPING, Request, what_next
 from vestige.lab.training_row import make_row
 
 
@@ -128,6 +128,7 @@ def test_ctrl_c_keeps_rows_and_says_how_to_continue(tmp_path: Path) -> None:
     assert running.returncode == 130
     assert f"continue with `vestige reproduce {toy.path}" in said and "--workers 2" in said
     assert "interrupted" in said
+    assert said.index(STOPPING) < said.index("interrupted")
     assert len(stored(tmp_path / "out")) >= 1
 
 

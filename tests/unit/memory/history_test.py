@@ -11,7 +11,7 @@ import torch
 
 from tests.support.memory_runs import private, releases, run, weights
 from vestige import ConfigError
-from vestige.memory.history import History
+from vestige.memory.history import History, Keeping
 from vestige.methods import FO
 
 
@@ -44,7 +44,7 @@ def test_the_gram_matrix_and_the_trend_are_those_of_the_releases(window, ema):
 
 def test_a_half_precision_history_rounds_each_release_once_and_nothing_else():
     stream, groups = releases(12, size=70_001, parts=2, dtype=torch.float32)
-    narrow = History(groups.segments(), groups.buffer(), 4, 0.3, torch.bfloat16)
+    narrow = History(groups.segments(), groups.buffer(), 4, 0.3, Keeping(torch.bfloat16))
     past = []
     for release in stream:
         narrow.append(release)
@@ -57,6 +57,24 @@ def test_a_half_precision_history_rounds_each_release_once_and_nothing_else():
         assert torch.allclose(branch.values[part], expected, atol=1e-5)
     assert narrow.state_dict()["ring"].dtype == torch.bfloat16
     assert narrow.state_dict()["ring"].shape == (3, 140_002)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_history_in_host_memory_has_the_same_bits(dtype):
+    stream, groups = releases(9, size=270_001, parts=2, dtype=torch.float32)
+    here = History(groups.segments(), groups.buffer(), 4, 0.3, Keeping(dtype))
+    there = History(groups.segments(), groups.buffer(), 4, 0.3, Keeping(dtype, torch.device("cpu")))
+    for release in stream:
+        here.append(release)
+        there.append(release)
+        assert np.array_equal(here.view().gram, there.view().gram)
+        assert np.array_equal(here.view().trend, there.view().trend)
+    weights = np.array([[0.5, 0.3, 0.2]] * 2)
+    assert torch.equal(here.mix(weights).values, there.mix(weights).values)
+    ours, theirs = here.state_dict(), there.state_dict()
+    assert torch.equal(ours.pop("ring"), theirs.pop("ring"))
+    assert torch.equal(ours.pop("trend"), theirs.pop("trend"))
+    assert ours == theirs
 
 
 def test_only_the_ring_grows_with_the_window():

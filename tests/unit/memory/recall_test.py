@@ -31,6 +31,19 @@ REMEMBERING = ["fo", "sma", "uniform", "exponential", "post-fm", "sma-shuffled",
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
+def test_releases_in_host_memory_change_no_weight(name):
+    here, there = private(name), private(name, history_device="cpu")
+    run(*here, 9)
+    run(*there, 9)
+    assert torch.equal(weights(here[1]), weights(there[1]))
+    told = [
+        {k: v for k, v in one[0].state_dict().items() if k in ("plan", "released")}
+        for one in (here, there)
+    ]
+    assert told[0] == told[1]  # so that a checkpoint of one goes on in the other
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
 @pytest.mark.parametrize("options", [{}, {"history_dtype": torch.bfloat16}])
 def test_saving_and_loading_in_the_middle_continues_bit_for_bit(name, options):
     method = methods.resolve(name, {"refresh": 3} if name == "sma" else {})

@@ -423,3 +423,63 @@ def test_equal_ledgers_are_accounted_once(monkeypatch: pytest.MonkeyPatch) -> No
     two = epsilon([Event(0.1, 4.0), Event(0.1, 3.0, 3)], 1e-5, "prv")
     assert one == two
     assert len(calls) == 1
+
+
+# -- several records of one person -----------------------------------------------------------------
+
+
+def mixture_deltas(eps: float, q: float, sigma: float, records: int) -> tuple[float, float]:
+    """Exact deltas of one release for several records, by quadrature: removed, and added."""
+    x = np.linspace(-12 * sigma, records + 12 * sigma, 400_001)
+    counts = np.arange(records + 1)
+    weights = binom.pmf(counts, records, q)
+    there = (weights * norm.pdf(x[:, None], counts, sigma)).sum(1)
+    absent = norm.pdf(x, 0, sigma)
+    step = float(x[1] - x[0])
+    pairs = ((there, absent), (absent, there))
+    removed, added = (np.maximum(p - math.exp(eps) * r, 0).sum() * step for p, r in pairs)
+    return float(removed), float(added)
+
+
+@pytest.mark.parametrize("records", [1, 2, 5])
+@pytest.mark.parametrize(("q", "sigma"), [(0.3, 1.0), (0.05, 0.7), (0.6, 2.0)])
+def test_several_records_in_one_release_cost_what_quadrature_says(q, sigma, records):
+    found = composition.group_epsilon((Event(q, sigma),), records, 1e-3)
+    assert max(mixture_deltas(found, q, sigma, records)) <= 1e-3 * (1 + 1e-6)
+    assert max(mixture_deltas(0.98 * found, q, sigma, records)) > 1e-3
+
+
+@pytest.mark.parametrize(("records", "published"), [(2, 1.98), (5, 5.64), (10, 13.1)])
+def test_several_records_cost_what_was_computed_before(records, published):
+    event = Event(0.01, 1.5, 1000)
+    assert epsilon([event], 1e-5) == pytest.approx(0.919, abs=2e-3)
+    found = composition.group_epsilon((event,), records, 1e-5)
+    assert float(f"{found:.3g}") == published
+
+
+@pytest.mark.parametrize("records", [2, 10])
+def test_several_records_without_sampling_are_one_longer_shift(records):
+    found = composition.group_epsilon((Event(1.0, 12.0, 4),), records, 1e-5)
+    exact = brentq(lambda eps: gaussian_delta(eps, 6.0 / records) - 1e-5, 0, 100)
+    assert exact <= found <= 1.01 * exact
+
+
+def test_one_record_costs_what_it_does_by_itself():
+    event = Event(0.02, 1.1, 300)
+    assert composition.group_epsilon((event,), 1, 1e-5) == pytest.approx(
+        epsilon([event], 1e-5), rel=5e-3
+    )
+
+
+def test_more_records_and_events_cost_more():
+    one, two = Event(0.05, 1.5, 20), Event(0.1, 2.0, 10)
+    alone = [composition.group_epsilon((one,), records, 1e-5) for records in (1, 2, 3)]
+    assert alone == sorted(alone)
+    assert composition.group_epsilon((one, two), 3, 1e-5) > alone[-1]
+
+
+def test_what_would_take_long_or_is_not_resolved_has_no_figure():
+    many = tuple(Event(0.1, 1 + step / 10) for step in range(5))
+    assert composition.group_epsilon(many, 2, 1e-5) == math.inf
+    assert composition.group_epsilon((Event(0.1, 1.0),), 2, 1e-12) == math.inf
+    assert composition.group_epsilon((Event(0.5, 0.2, 50),), 5, 1e-5) == math.inf

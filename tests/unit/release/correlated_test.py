@@ -38,7 +38,8 @@ from vestige.privacy.factorisation import (
 )
 from vestige.release.correlated import Banded, Tree
 from vestige.sampling.lots import GROUPS, ORDER, CyclicPoisson, FixedOrder
-from vestige.sampling.streams import BLOCK, LOTS, NOISE, Randomness
+from vestige.sampling.normals import BLOCK
+from vestige.sampling.streams import LOTS, NOISE, Randomness
 
 FALSE_ALARM = 1e-7
 

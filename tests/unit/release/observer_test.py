@@ -20,6 +20,11 @@ def groups():
     return linear_groups()
 
 
+def exactly(number, bound):
+    """A number of the whole data, to which one record adds at most `bound`."""
+    return ClippedSum(torch.tensor([number], dtype=torch.float64), (bound,))
+
+
 class Listed(Observer):
     """Writes down what it is told, and how much was on the ledger then."""
 
@@ -53,7 +58,7 @@ def test_observers_are_told_in_order_what_goes_through(groups):
     total = torch.randn(groups.buffer().shape)
     look = door.first_look(ClippedSum(total, (2.0,)), 0.1, lot=3).values.clone()
     out = door.release(ClippedSum(total, (2.0,)), 0.1, lot=3)
-    number = door.measure(5.0, 1.5, 2.0, lot=4)
+    number = door.measure(exactly(5.0, 1.5), 2.0, lot=4)
     assert listed.told == [
         *(("arrives", 0), ("charged 0.1", 1), ("drawing", 1), ("first look", 1)),
         *(("arrives", 1), ("drawing", 1), ("release", 1)),
@@ -79,4 +84,4 @@ def test_an_observer_may_put_earlier_releases_in_the_place_of_new_ones(groups):
     clipped = ClippedSum(groups.buffer(), (1.0,), torch.zeros(1))
     out = counting.release(clipped, 0.1)
     assert out.values.eq(7.0).all() and out.counts == (0.25,)
-    assert counting.measure(5.0, 1.0, 1.0, lot=0) == 7.0
+    assert counting.measure(exactly(5.0, 1.0), 1.0, lot=0) == 7.0

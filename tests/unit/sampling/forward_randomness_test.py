@@ -252,11 +252,11 @@ def of_the_user(patch):
 def of_every_lot(patch):
     """The lot is no part of the address."""
     stream = Randomness.stream
-    patch.setattr(
-        Randomness,
-        "stream",
-        lambda self, purpose, step: stream(self, purpose, 0 if b"forward" in purpose else step),
-    )
+
+    def without_lot(self, purpose, step, *block):
+        return stream(self, purpose, 0 if b"forward" in purpose else step, *block)
+
+    patch.setattr(Randomness, "stream", without_lot)
 
 
 def torch_alone(patch):

@@ -30,11 +30,11 @@ from torch.utils.data import (
 )
 
 from vestige import ConfigError, PrivacyEngine, VestigeError
+from vestige.sampling.collate import blank
 from vestige.sampling.loader import (
     LotSampler,
     PrivateLoader,
     batches_of_a_lot,
-    blank,
     check_loader,
 )
 from vestige.sampling.lots import draw_lot

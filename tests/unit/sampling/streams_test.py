@@ -78,35 +78,6 @@ def test_a_noise_seed_must_be_a_whole_number():
             Randomness(bad)
 
 
-def test_float32_noise_does_not_end_where_its_bits_do():
-    """A word of zeros is 6.66 standard deviations or beyond, as the bits that follow it say."""
-    from vestige.sampling.streams import _BoxMuller32
-
-    class Words:
-        """Gives the bytes that it was made of, again and again."""
-
-        def __init__(self, words):
-            self._words = words.tobytes()
-
-        def update_into(self, zeros, out):
-            out[: len(zeros)] = self._words[: len(zeros)]
-
-        def update(self, zeros):
-            return self._words[: len(zeros)]
-
-    pairs = 2000
-    words = np.full(2 * pairs, 2**30, dtype=np.int32)
-    words[:pairs] = np.arange(pairs) % 3 - 1  # -1, 0 and 1
-    tails = np.random.default_rng(0).integers(0, 2**64, pairs, dtype=np.uint64)
-    numbers = _BoxMuller32()(Words(words), pairs, Words(tails)).double().view(2, pairs)
-    uniform = torch.exp(-numbers.square().sum(0) / 2) * 2.0**31
-    # |x + w| with x in {-1, 0, 1} and w in (-1/2, 1/2) is uniform in (0, 3/2).
-    assert float(numbers.abs().max()) > 6.66
-    assert float(uniform.max()) < 1.5 + 1e-4
-    assert float(uniform.mean()) == pytest.approx(0.75, abs=0.04)
-    assert float((uniform < 0.25).double().mean()) == pytest.approx(1 / 6, abs=0.03)
-
-
 def test_far_numbers_are_as_frequent_as_they_should_be():
     """Beyond 4.8 standard deviations, where the refined radii have their part: 16 million draws."""
     from scipy.stats import norm, poisson

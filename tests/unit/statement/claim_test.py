@@ -271,3 +271,65 @@ def test_a_misspelt_fact_is_told_its_nearest() -> None:
     with pytest.raises(ConfigError, match=r"fact tunning is not one .* did you mean tuning\?"):
         engine.statement(1e-3, tunning="none was done.")
     assert engine.statement(1e-3, hospital="a")["run"]["hospital"] == "a"
+
+
+def test_a_statement_about_users_says_so_wherever_a_record_stood() -> None:
+    engine, *rest = small_runs.private(
+        "dp-sgd", steps=4, units=torch.arange(24) // 2, rows_per_unit=2, views=3, augment=abs
+    )
+    small_runs.run(engine, *rest, steps=4)
+    found = engine.statement(1e-5)
+    assert found["unit"]["record"].startswith("one user with all rows")
+    assert found["unit"]["adjacency"] == "add or remove one user with all rows"
+    assert "one user with all rows" in found["headline"]
+    assert "mean loss of the 3 augmented views of every user's rows" in found["mechanism"]["text"]
+    assert "at most 2 rows" in found["sampler"]["text"]
+    assert {"number of users", "who is a user"} < {row["what"] for row in found["not_covered"]}
+    page = statement.markdown(found)
+    assert "| users | 12 (read off the data, public) |" in page
+    assert "users together" in page
+    assert "a given user was used" in page
+
+
+def test_a_statement_about_views_is_about_records() -> None:
+    found = made(plan=plan_of(views=3))
+    assert found["unit"]["record"].startswith("one record")
+    assert "the mean loss of the 3 augmented views of every record is" in found["mechanism"]["text"]
+
+
+PLAIN = "the composition of mixtures of Gaussians"
+GENERAL = "They follow the general rule along the Rényi curve"
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+def test_several_records_of_plain_releases_have_the_tighter_figure(beta: float) -> None:
+    charged = [Event(0.05, 1.1 / beta, 200)]
+    found = made(charged, plan=plan_of(beta=beta), accountant="pld")["unit"]
+    assert PLAIN in found["several_records"]
+    expected = statement.curves.of_several_records(charged, 1e-5, plain=True)
+    assert {group["records"]: group["epsilon"] for group in found["groups"]} == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accountant": "rdp"},
+        {"plan": plan_of(method="dp-is")},
+        {"plan": plan_of(method="dp-ftrl")},
+        {"plan": plan_of(method="fractional-noise", settings={"bands": 3})},
+        {"plan": plan_of(method="dp-sam")},
+        {"plan": plan_of(method="geodp")},
+        {"plan": plan_of(method="somebody's own")},
+        {"plan": plan_of(count_noise=2.0)},
+        {"plan": plan_of(noise_multiplier=1.2)},  # charged for more than the sum
+        {"earlier": [Event(0.1, 3.0, 5)]},
+    ],
+)
+def test_several_records_of_anything_else_keep_the_general_rule(changes: dict[str, Any]) -> None:
+    charged = [Event(0.05, 1.1, 200)]
+    found = made(charged, **{"accountant": "pld"} | changes)["unit"]
+    assert GENERAL in found["several_records"]
+    everything = [*charged, *changes.get("earlier", ())]
+    expected = statement.curves.of_several_records(everything, 1e-5)
+    got = {group["records"]: group["epsilon"] for group in found["groups"]}
+    assert got == {k: v if math.isfinite(v) else None for k, v in expected.items()}

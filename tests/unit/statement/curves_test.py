@@ -106,3 +106,18 @@ def test_many_different_events_are_rounded_as_the_accountant_does() -> None:
         ]
     with_none = [*events, Event(1.0, 0.0)]
     assert curves.epsilons(with_none, [1e-5], "pld") == [math.inf]
+
+
+def test_plain_releases_have_the_smaller_bound_and_others_the_general_rule() -> None:
+    event = Event(0.01, 1.5, 1000)
+    general = curves.of_several_records([event], 1e-5)
+    plain = curves.of_several_records([event], 1e-5, plain=True)
+    assert tuple(plain) == tuple(general) == curves.GROUP_SIZES
+    assert all(plain[records] < 0.9 * general[records] for records in plain)
+    assert list(plain.values()) == sorted(plain.values())
+    limit = (3.0, 1e-5)
+    assert curves.of_several_records([event], 1e-5, limit, plain=True) == (
+        curves.of_several_records([event], 1e-5, limit)
+    )
+    silent = curves.of_several_records([Event(0.1, 0.0)], 1e-5, plain=True)
+    assert set(silent.values()) == {math.inf}

@@ -17,6 +17,7 @@ from tests.support.training import (
     tiny,
     weights,
 )
+from vestige.gradients.graphs import Graph
 from vestige.train import data, models
 from vestige.train import loop as session
 from vestige.train.training import Progress, prepare, train
@@ -40,6 +41,23 @@ def test_a_loss_that_is_not_finite_is_null() -> None:
     result = train(tiny(noise_multiplier=1e30, lr=1e30))
     assert result["loss"] is None
     assert lines(result)[-1]["test_loss"] is None
+
+
+def test_a_compiled_run_has_the_weights_and_epsilon_of_the_plain_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, rows = Graph.__call__, []
+
+    def noted(self: Graph, *inputs: Any) -> Any:
+        rows.append(self._capture.rows)
+        return real(self, *inputs)
+
+    monkeypatch.setattr(Graph, "__call__", noted)
+    plain, fast = (train(tiny(noise_seed=3, steps=6, compile=c)) for c in (False, True))
+    assert len(rows) > 4
+    assert fast["epsilon"] == plain["epsilon"]
+    for name, weight in weights(plain).items():
+        torch.testing.assert_close(weights(fast)[name], weight, rtol=1e-4, atol=1e-6)
 
 
 def test_the_training_loss_is_written_on_request_only_and_marked() -> None:

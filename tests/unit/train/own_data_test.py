@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.own_tables import rows, write_table
+from tests.support.own_tables import of_users, rows, write_table
 from vestige.errors import ConfigError
 from vestige.train.config import TrainConfig
 from vestige.train.dataset import Dataset
@@ -107,3 +107,43 @@ def test_a_folder_of_images_that_are_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds no images"):
         drafted(tmp_path / "empty", (), "classification")
+
+
+def by_user(path: Path, **sizes: int) -> Dataset:
+    return load_own(path, read_schema(path, None), units="who", **sizes)
+
+
+def test_whole_users_are_trained_on_or_held_out(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", of_users())
+    data = by_user(path)
+    assert data.units is not None
+    assert len(data.units) == len(data.x_train)
+    assert (len(data.units) % 4, len(data.x_test) % 4) == (0, 0)
+    assert data.protected == len(set(data.units)) == len(data.x_train) // 4
+    ages = {age: one["who"] for one in of_users() for age in [np.float32(one["age"] / 50 - 1)]}
+    assert all(ages[x[0]] == who for x, who in zip(data.x_train.numpy(), data.units, strict=True))
+    assert "zqx" not in repr(data)
+
+
+def test_a_split_of_users_is_cut_like_any_other(tmp_path: Path) -> None:
+    data = by_user(write_table(tmp_path / "t.csv", of_users()), train_size=10)
+    assert data.units is not None
+    assert len(data.units) == 10
+    assert load(write_table(tmp_path / "u.csv")).protected == len(
+        load(write_table(tmp_path / "u.csv")).x_train
+    )
+
+
+def test_a_row_of_nobody_is_refused(tmp_path: Path) -> None:
+    records = of_users(8)
+    records[2]["who"] = ""
+    with pytest.raises(ConfigError, match="row 3 has no who"):
+        by_user(write_table(tmp_path / "t.csv", records))
+    with pytest.raises(ConfigError, match="no column 'who'"):
+        by_user(write_table(tmp_path / "u.csv"))
+
+
+def test_a_model_does_not_learn_from_ids(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", of_users())
+    with pytest.raises(ConfigError, match="has it as a column to learn from"):
+        TrainConfig(dataset=str(path), units="town", rows_per_unit=2)

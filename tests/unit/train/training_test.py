@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.own_tables import of_users, write_table
 from tests.support.training import (
     equal,
     lines,
@@ -27,7 +28,8 @@ from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
 from vestige.train import models
 from vestige.train.config import TrainConfig
-from vestige.train.training import train
+from vestige.train.loop import augmentation
+from vestige.train.training import load_data, train
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -215,3 +217,53 @@ def test_another_optimizer_can_be_given() -> None:
     result = train(tiny(noise_seed=5), optimizer=torch.optim.Adam)
     assert result["optimizer"] == "Adam"
     assert not equal(weights(result), weights(train(tiny(noise_seed=5))))
+
+
+def test_a_run_for_users_counts_them_and_writes_no_id(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", of_users())
+    folder = tmp_path / "run"
+    config = TrainConfig(
+        dataset=str(path),
+        units="who",
+        rows_per_unit=3,
+        lot=8,
+        steps=4,
+        epsilon=3.0,
+        noise_seed=1,
+        out=folder,
+    )
+    result = train(config)
+    users = len({one["who"] for one in of_users()})
+    assert 0.6 * users < result["records"] < users
+    assert result["sample_rate"] == 8 / result["records"]
+    assert result["adjacency"] == "add or remove one user with all rows"
+    assert 2.9 < result["epsilon"] <= 3.0
+    assert read(result, "config.json")["units"] == "who"
+    written = [file for file in folder.rglob("*") if file.is_file()]
+    assert len(written) > 4
+    assert not any(b"zqx" in file.read_bytes() for file in written)
+
+
+def test_views_of_images_leave_epsilon_as_it_is(tmp_path: Path) -> None:
+    plain, views = tiny(), tiny(views=3)
+    results = [
+        train(config.changed(out=tmp_path / name)) for config, name in ((plain, "a"), (views, "b"))
+    ]
+    assert results[0]["epsilon"] == results[1]["epsilon"]
+    assert results[0]["loss"] != results[1]["loss"]
+    assert "3 augmented views" in (tmp_path / "b" / "statement.md").read_text()
+
+
+def test_views_are_for_images(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv")
+    with pytest.raises(ConfigError, match=r"views are for images, and t\.csv"):
+        train(TrainConfig(dataset=str(path), views=2, lot=8, steps=1, out=tmp_path / "run"))
+
+
+@pytest.mark.parametrize(("name", "flips"), [("digits", False), ("cifar10", True)])
+def test_a_digit_is_not_mirrored(name: str, flips: bool) -> None:
+    data = load_data(TrainConfig(), 0)
+    image = torch.arange(64.0).view(1, 8, 8)
+    views = augmentation(name, data).views(image[None], 200)
+    rising = (views.diff(dim=3) > 0).float().mean((1, 2, 3)) > 0.5
+    assert bool((~rising).any()) == flips

@@ -1,5 +1,3 @@
 """Opacus' import name: see `vestige.compat.accountants`."""
 
-from vestige.compat.accountants import get_noise_multiplier
-
-__all__ = ["get_noise_multiplier"]
+from vestige.compat.accountants import get_noise_multiplier as get_noise_multiplier

@@ -95,16 +95,17 @@ class Geometry:
             return x
         return F.pad(x, [edge for pair in reversed(self.padding) for edge in pair])
 
-    def columns(self, x: Tensor, out: tuple[int, ...]) -> Tensor:
-        """The receptive fields of `x` (n, channels, ...) as (n * groups, d, t): one copy."""
+    def columns(self, x: Tensor, out: tuple[int, ...], images: int = 1) -> Tensor:
+        """The receptive fields of `x` (n * images, channels, ...) as (n * groups, d, images * t),
+        where an example has so many images: one copy."""
         x = self.pad(x).contiguous()
-        n, channels = x.shape[:2]
+        n, channels = len(x) // images, x.shape[1]
         by_image, by_channel, *by_axis = x.stride()
-        size = (n, channels, *self.kernel, *out)
+        size = (n, channels, *self.kernel, images, *out)
         taps = (s * d for s, d in zip(by_axis, self.dilation, strict=True))
         moves = (s * k for s, k in zip(by_axis, self.stride, strict=True))
-        view = x.as_strided(size, (by_image, by_channel, *taps, *moves))
-        positions = torch.Size(out).numel()
+        view = x.as_strided(size, (images * by_image, by_channel, *taps, by_image, *moves))
+        positions = torch.Size(out).numel() * images
         fields = channels // self.groups * torch.Size(self.kernel).numel()
         return view.reshape(n * self.groups, fields, positions)
 
@@ -138,14 +139,23 @@ class Geometry:
 
 
 class Convolved(Use):
-    """The weight's use in a convolution of x (n, channels, ...) with output gradient g."""
+    """The weight's use in a convolution of x (n * images, channels, ...) with output gradient g.
+
+    An example has so many `images`, one after the other: one, but in a unit of several rows.
+    """
 
     def __init__(
-        self, x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry, product: bool = False
+        self,
+        x: Tensor,
+        g: Tensor,
+        weight: Tensor,
+        geometry: Geometry,
+        product: bool = False,
+        images: int = 1,
     ) -> None:
         self.x, self.g, self.weight, self.geometry = x, g, weight, geometry
         self.shape, self.dtype = tuple(weight.shape), torch.promote_types(g.dtype, torch.float32)
-        self.out = tuple(g.shape[2:])
+        self.out, self.images = tuple(g.shape[2:]), images
         self._product: Tensor | None = None
         self._want_product = product
         self._factors: tuple[Tensor, Tensor] | None = None
@@ -156,14 +166,19 @@ class Convolved(Use):
             and fused.multiplies(x, torch.backends.cudnn.allow_tf32)
             and min(*x.shape, *g.shape) > 0
             and fused.reachable(x)
-            and weight[0].numel() * (self._positions + 2 * fused.ALIGNED) < fused.REACH
+            and weight[0].numel() * (self._positions + images * 2 * fused.ALIGNED) < fused.REACH
         )
         if not self._fused:
             self.x, self.g = x.to(self.dtype), g.to(self.dtype)
 
+    def of_units(self, images: int, g: Tensor) -> Convolved:
+        """The same where so many rows are one example, with this output gradient."""
+        return Convolved(self.x, g, self.weight, self.geometry, images=images)
+
     @property
     def _positions(self) -> int:
-        return torch.Size(self.out).numel()
+        """Of an example: those of all its images."""
+        return torch.Size(self.out).numel() * self.images
 
     @property
     def _gram_ratio(self) -> float:
@@ -176,25 +191,29 @@ class Convolved(Use):
         # win. A GPU is better off with all examples at once.
         if self._gram_ratio <= 0.5 or self.x.device.type != "cpu":
             return None
-        weight, geometry = self.weight, self.geometry
-        return (
-            (rows, Convolved(self.x[rows], self.g[rows], weight, geometry, product=True))
-            for rows in self._chunks(weight.numel())
-        )
+        return ((some, self._piece(some)) for some in self._chunks(self.weight.numel()))
+
+    def _piece(self, some: slice) -> Convolved:
+        x, g = self._of(self.x, some), self._of(self.g, some)
+        return Convolved(x, g, self.weight, self.geometry, product=True, images=self.images)
+
+    def _of(self, values: Tensor, some: slice) -> Tensor:
+        """The images of some examples."""
+        return values[some.start * self.images : some.stop * self.images]
 
     def square_norms(self) -> Tensor:
         if self._gram_ratio <= 1 and not self._want_product:
             return self._certified_norms() if self._fused else self._norms_from_grams()
         at_once = COLUMNS_AT_ONCE if self._fused else None
-        products = [self._products(r) for r in self._chunks(self.weight.numel(), at_once)]
+        products = [self._products(some) for some in self._chunks(self.weight.numel(), at_once)]
         self._product = torch.cat(products) if len(products) > 1 else products[0]
         self.x = self.g = self.weight.new_empty(0)  # the product says all
         return product_squares(self._product)
 
     def _certified_norms(self) -> Tensor:
         norms, slacks = [], []
-        for rows in self._chunks(at_once=2 * COLUMNS_AT_ONCE):
-            a, g = self._as_multiplied(rows)
+        for some in self._chunks(at_once=2 * COLUMNS_AT_ONCE):
+            a, g = self._as_multiplied(some)
             squares, slack = fused.square_norms(a, g)
             norms.append(squares)
             slacks.append(slack)
@@ -204,13 +223,22 @@ class Convolved(Use):
         self.slack = torch.cat(slacks)
         return torch.cat(norms)
 
-    def _as_multiplied(self, rows: slice) -> tuple[Tensor, Tensor]:
+    def _as_multiplied(self, some: slice) -> tuple[Tensor, Tensor]:
         """Columns and output gradients, (n, t, d) and (n, t, p), as the fused kernels take them."""
-        a = fused.unfolded(self._images(rows), self.geometry.unfolding(self.out), rounded=True)
-        return fused.of_one_length(a, fused.arranged(self.g[rows].flatten(2).transpose(1, 2)))
+        a, g = self._unfolded(some, rounded=True), self._of(self.g, some).flatten(2).transpose(1, 2)
+        if self.images == 1:
+            return fused.of_one_length(a, fused.arranged(g))
+        t = g.shape[1]  # behind them an image's columns have positions of zeros
+        return fused.arranged_pair(self._joined(a[:, :t]), self._joined(g))
 
-    def _images(self, rows: slice) -> Tensor:
-        return self.x[rows] if len(self.out) == 2 else self.x[rows].unsqueeze(2)
+    def _unfolded(self, some: slice, rounded: bool) -> Tensor:
+        x = self._of(self.x, some)
+        images = x if len(self.out) == 2 else x.unsqueeze(2)
+        return fused.unfolded(images, self.geometry.unfolding(self.out), rounded)
+
+    def _joined(self, values: Tensor) -> Tensor:
+        """Factors of images (n * images, t, d) as those of examples, (n, images * t, d)."""
+        return values.reshape(len(values) // self.images, -1, values.shape[2])
 
     def wait(self) -> None:
         self._factors = None
@@ -223,27 +251,35 @@ class Convolved(Use):
         """Examples whose columns (and `extra` numbers each) fit the cache together."""
         columns = self.weight[0].numel() * self.geometry.groups * self._positions
         numbers = at_once or NUMBERS_AT_ONCE.get(self.x.device.type, 2**21)
-        size = numbers // (columns + extra)
-        return [slice(i, i + max(1, size)) for i in range(0, len(self.x), max(1, size))]
+        size = max(1, numbers // (columns + extra))
+        count = len(self.x) // self.images
+        return [slice(i, min(i + size, count)) for i in range(0, count, size)]
 
-    def _products(self, rows: slice) -> Tensor:
-        g = self.g[rows]
+    def _products(self, some: slice) -> Tensor:
+        g = self._of(self.g, some)
         if self._fused:
-            how = self.geometry.unfolding(self.out)
-            a = fused.unfolded(self._images(rows), how, rounded=False)[:, : self._positions]
+            factors = g.flatten(2).transpose(1, 2)
+            a = self._unfolded(some, rounded=False)[:, : factors.shape[1]]
             with _tf32_products():
-                product = reference.product_sums(a, g.flatten(2).transpose(1, 2))
-            return product.view(len(g), *self.shape)
-        columns = self.geometry.columns(self.x[rows], self.out)
-        factors = g.reshape(columns.shape[0], -1, columns.shape[2])
-        return torch.bmm(factors, columns.transpose(1, 2)).view(len(g), *self.shape)
+                product = reference.product_sums(self._joined(a), self._joined(factors))
+        else:
+            columns = self.geometry.columns(self._of(self.x, some), self.out, self.images)
+            product = torch.bmm(self._by_group(g, columns), columns.transpose(1, 2))
+        return product.view(some.stop - some.start, *self.shape)
+
+    def _by_group(self, g: Tensor, columns: Tensor) -> Tensor:
+        """Output gradients (n * images, p, ...) beside `columns`: (n * groups, p, images * t)."""
+        if self.images > 1:
+            g = g.flatten(2).unflatten(0, (-1, self.images)).transpose(1, 2)
+        return g.reshape(len(columns), -1, columns.shape[2])
 
     def _norms_from_grams(self) -> Tensor:
         norms = []
         groups = self.geometry.groups
-        for rows in self._chunks():
-            a = self.geometry.columns(self.x[rows].double(), self.out).transpose(1, 2)
-            g = self.g[rows].double().reshape(a.shape[0], -1, a.shape[1]).transpose(1, 2)
+        for some in self._chunks():
+            x, g = self._of(self.x, some).double(), self._of(self.g, some).double()
+            columns = self.geometry.columns(x, self.out, self.images)
+            a, g = columns.transpose(1, 2), self._by_group(g, columns).transpose(1, 2)
             norms.append(gram_norms(a, g, self.dtype, self.rounding).view(-1, groups).sum(1))
         return torch.cat(norms)
 
@@ -252,26 +288,31 @@ class Convolved(Use):
             add_product(self._product, factors, total)
             return
         if not self._fused:
-            scaled = self.g * factors.view(-1, *[1] * (self.g.ndim - 1))
+            scaled = self.g * self._by_image(factors).view(-1, *[1] * (self.g.ndim - 1))
             total.add_(self.geometry.weight_gradient(self.x, scaled, self.weight))
             return
         flat = total.view(len(total), -1) if total.is_contiguous() else None
         into = total.new_zeros(len(total), total[0].numel()) if flat is None else flat
-        for rows in self._chunks(at_once=2 * COLUMNS_AT_ONCE):
-            a, g = self._factors or self._as_multiplied(rows)
-            fused.add_weighted(a, g, factors[rows], into)
+        for some in self._chunks(at_once=2 * COLUMNS_AT_ONCE):
+            a, g = self._factors or self._as_multiplied(some)
+            fused.add_weighted(a, g, factors[some], into)
         if flat is None:
             total.add_(into.view(total.shape))
+
+    def _by_image(self, values: Tensor) -> Tensor:
+        """What examples have, for each of their images."""
+        return values if self.images == 1 else values.repeat_interleave(self.images)
 
     def dense(self) -> Tensor:
         if self._product is not None:
             return self._product
-        return self._products(slice(None))
+        return self._products(slice(0, len(self.x) // self.images))
 
     def drop(self, bad: Tensor) -> None:
         if self._product is not None:
             self._product = without(self._product, bad)
         elif not self._fused:  # the fused sum passes over a factor of zero
+            bad = self._by_image(bad)
             self.x, self.g = zero_rows(self.x, bad), zero_rows(self.g, bad)
 
 

@@ -65,7 +65,7 @@ def _shared_lookup(capture: Capture, w: Ref, indices: Tensor, padding_idx: int |
 
     def attribute(use: Use) -> Use:
         g = use.dense()
-        return _looked_up(indices.expand(len(g), *indices.shape), g, w, padding_idx)
+        return _looked_up(indices.expand(g.shape[0], *indices.shape), g, w, padding_idx)
 
     return capture.share(w, F.embedding(indices, w.value, padding_idx), attribute)
 

@@ -51,6 +51,7 @@ class Fallback:
     def __init__(self, module: nn.Module) -> None:
         self.root = module
         self.needed: set[nn.Module] = set()
+        self._shadowed: list[nn.Module] = []  # while the root runs
 
     @cached_property
     def _candidates(self) -> list[tuple[str, nn.Module]]:
@@ -70,11 +71,23 @@ class Fallback:
         shadowed = [(n, m) for n, m in self._candidates if "forward" not in m.__dict__]
         for name, module in shadowed:
             module.__dict__["forward"] = self._shadow(capture, name, module)
+        self._shadowed = [module for _, module in shadowed]
         try:
             yield
         finally:
-            for _, module in shadowed:
+            for module in self._shadowed:
                 module.__dict__.pop("forward", None)
+            self._shadowed = []
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """The forward methods are the modules' own for a while."""
+        kept = [(m, f) for m in self._shadowed if (f := m.__dict__.pop("forward", None))]
+        try:
+            yield
+        finally:
+            for module, forward in kept:
+                module.__dict__["forward"] = forward
 
     def _shadow(self, capture: Capture, name: str, module: nn.Module) -> Callable[..., Any]:
         original = type(module).forward

@@ -13,7 +13,7 @@ from vestige.errors import UnsupportedModel
 from vestige.gradients.refs import Ref, Uncovered
 from vestige.gradients.rows import Rows
 from vestige.gradients.rules.base import Uses, plain, rule
-from vestige.gradients.uses import Outer, PerExample, row_squares
+from vestige.gradients.uses import Outer, PerExample
 
 if TYPE_CHECKING:
     from vestige.gradients.capture import Capture
@@ -66,8 +66,7 @@ def linear(
 
     def uses(g: Tensor) -> Uses:
         g = capture.as_factor(after.first(g))
-        # Without positions, weight and bias need the same norms of g.
-        squares = row_squares(g, factor=True) if g.ndim == 2 else None
+        squares = capture.squares(g)  # weight and bias need the same
         parts: Uses = []
         if w and saved:
             a = positions(capture.as_factor(rows.first(saved())))

@@ -74,7 +74,7 @@ def _affine(
         raise Uncovered("a normalisation whose input has no batch rows")
     weight, bias = parameters
     simple = rows.order is None and rows.place(input.shape) == (0, 1)
-    single = capture.dtype == torch.float32  # what the kernel gives
+    single = capture.dtype == torch.float32 and not capture.traced  # what the kernel gives
     if kernel and simple and single and kernel.covers(input, parameters):
         return _in_one(capture, input, parameters, kernel, rows)
     out = run(input, plain(w, weight), plain(b, bias))

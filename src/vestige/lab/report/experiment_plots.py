@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -201,14 +202,10 @@ def _marginal_by_epoch(material: _Material) -> Plot:
 
 def _stages(material: _Material) -> Plot:
     """Exponents, tempering and memory by stage of the network."""
-    cells = material.cells()
-    several = len(cells) > 1 or sum(len(arms) for _, arms in cells) > 1
-    panels = [
-        panel
-        for cell, arms in cells
-        for label, rows in arms
-        for panel in stage_panels(rows, f"{label}, {wording.cell(cell)}" if several else "")
-    ]
+    arms = [arm for _, inside in material.cells() for arm in inside]
+    each = [stage_panels(rows, label if len(arms) > 1 else "") for label, rows in arms]
+    # One measure on a line, the methods side by side.
+    panels = [panel for line in itertools.zip_longest(*each) for panel in line if panel]
     caption = (
         "Means over the matrix groups of a stage. The shaded range is the interval within which "
         "memory is not tempered; lambda is 1 - exp(-distance to it)."

@@ -1,5 +1,3 @@
 """Opacus' import name: see `vestige.compat.faces`."""
 
-from vestige.compat.faces import DPOptimizer
-
-__all__ = ["DPOptimizer"]
+from vestige.compat.faces import DPOptimizer as DPOptimizer

@@ -1,5 +1,3 @@
 """Opacus' import name: see `vestige.compat.loading`."""
 
-from vestige.compat.loading import BatchMemoryManager
-
-__all__ = ["BatchMemoryManager"]
+from vestige.compat.loading import BatchMemoryManager as BatchMemoryManager

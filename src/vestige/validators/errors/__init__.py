@@ -1,5 +1,5 @@
 """Opacus' import name: what is wrong with a model."""
 
-from vestige.errors import UnsupportedModel as UnsupportedModuleError
+from vestige.errors import UnsupportedModel
 
-__all__ = ["UnsupportedModuleError"]
+UnsupportedModuleError = UnsupportedModel

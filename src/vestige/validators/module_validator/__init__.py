@@ -1,5 +1,3 @@
 """Opacus' import name: see `vestige.compat.models`."""
 
-from vestige.compat.models import ModuleValidator
-
-__all__ = ["ModuleValidator"]
+from vestige.compat.models import ModuleValidator as ModuleValidator

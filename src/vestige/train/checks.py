@@ -1,0 +1,51 @@
+"""What settings must be together: each a refusal in one line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import ConfigError
+
+
+def check_one_of(config: Any, *names: str) -> None:
+    """Of settings that follow from each other, at most one."""
+    given = [name for name in names if getattr(config, name) is not None]
+    if len(given) > 1:
+        both = " and ".join(f"{name} {getattr(config, name)}" for name in given)
+        raise ConfigError(
+            f"{both} are both given: one follows from the other, so give one of them."
+        )
+
+
+def check_lot(lot: int, records: int) -> None:
+    """A lot must not be larger than the data."""
+    if lot > records:
+        raise ConfigError(
+            f"lot {lot} is larger than the training data of {records} records: give a lot of at "
+            f"most {records}."
+        )
+
+
+def check_out(folder: Path, fresh: bool) -> None:
+    """Refuse a run folder that is in use or cannot be made; nothing is created."""
+    try:
+        if fresh and folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(
+                f"out {str(folder)!r} is in use: it is a folder with files in it; give a new or "
+                "empty one."
+            )
+        nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    except OSError as error:
+        raise ConfigError(
+            f"out {str(folder)!r} cannot be used ({error.strerror}): give another folder."
+        ) from error
+    if not nearest.is_dir():
+        raise ConfigError(
+            f"out {str(folder)!r} cannot be made: {str(nearest)!r} is not a folder; give another."
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"out {str(folder)!r} cannot be made: {str(nearest)!r} is not writable; give another."
+        )

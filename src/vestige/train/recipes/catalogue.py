@@ -1,0 +1,42 @@
+"""Recipes: settings that go together, each by one name. Nothing here imports torch.
+
+A recipe fills in what is not given, so every value of it can be changed. All of its values are
+public: they were chosen on the benchmark named with them, or are its paper's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a name stands for: settings of `TrainConfig`, and where they come from."""
+
+    about: str
+    settings: Mapping[str, Any]
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "scatter": Recipe(
+        "a linear model on scattering features of images (Tramer and Boneh, arXiv 2011.11660)",
+        {"model": "scatter", "lot": 8192, "epochs": 60, "lr": 0.4, "momentum": 0.9},
+    ),
+}
+
+
+def filled_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with those of their recipe where none is given."""
+    name = str(values.get("recipe"))
+    if name not in RECIPES:  # an unknown name is refused with the other settings
+        return dict(values)
+    chosen = {key: value for key, value in values.items() if value is not None}
+    length = {"epochs", "steps"} & chosen.keys()
+    taken = RECIPES[name].settings
+    return dict(values) | {
+        key: value
+        for key, value in taken.items()
+        if key not in chosen and not (key == "epochs" and length)
+    }

@@ -1,0 +1,204 @@
+"""Several processes make the release of one: the same key, the same lots, the same noise, once."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+import signal
+import time
+
+import pytest
+import torch
+
+from tests.support.rank_program import VARIANTS
+from tests.support.ranks import start, together
+from tests.support.small_runs import LOT, N
+from vestige.methods import METHODS
+
+ALL = "methods,tiny_lots"
+REFUSED = (
+    "other_order,other_settings,other_noise,forgotten,same_shards,split_users,late_group,"
+    "exhausted,apart"
+)
+WORLDS = {
+    1: ALL,
+    2: f"{ALL},own_seeds,noise,inclusion,sharded,masks,{REFUSED}",
+    4: f"{ALL},sharded",
+}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return together("methods", 0, tmp_path_factory.mktemp("alone"))[0]
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory):
+    """What a process group of that size brings, which walks through everything once."""
+    folder = tmp_path_factory.mktemp("worlds")
+    return functools.cache(lambda count: together(WORLDS[count], count, folder / str(count)))
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def world(request, walked):
+    return walked(request.param)
+
+
+@pytest.fixture(scope="module")
+def two(walked):
+    return walked(2)
+
+
+def test_every_method_releases_what_one_process_does(alone, world):
+    assert len(alone) == len(METHODS) + len(VARIANTS)
+    for name, expected in alone.items():
+        first = world[0]["methods"][name]
+        assert first["counts"] == expected["counts"], name
+        pairs = [
+            *zip(expected["releases"], first["releases"], strict=True),
+            (expected["weights"], first["weights"]),
+        ]
+        for ours, theirs in pairs:
+            assert float((ours - theirs).abs().max()) <= 1e-12 * float(ours.abs().max()), name
+
+
+def test_every_rank_has_the_same_bits(world):
+    for name, first in world[0]["methods"].items():
+        for other in world[1:]:
+            values = other["methods"][name]
+            assert torch.equal(first["weights"], values["weights"]), name
+            assert all(map(torch.equal, first["releases"], values["releases"])), name
+
+
+def test_most_shares_may_be_empty(world):
+    for rank in world:
+        assert rank["tiny_lots"]["released"] == 200
+        assert torch.equal(rank["tiny_lots"]["weights"], world[0]["tiny_lots"]["weights"])
+
+
+def test_whatever_seeds_and_weights_the_ranks_began_with(two):
+    assert torch.equal(*(rank["own_seeds"]["weights"] for rank in two))
+
+
+def test_the_noise_has_its_variance_once(two):
+    """12,000 numbers of variance 1: five standard errors, one false alarm in two million."""
+    values = two[0]["noise"]["values"]
+    error = math.sqrt(2 / values.numel())
+    assert abs(float(values.square().mean()) - 1) < 5 * error
+    assert torch.equal(two[1]["noise"]["values"], values)
+
+
+@pytest.mark.parametrize("count, task", [(2, "inclusion"), (2, "sharded"), (4, "sharded")])
+def test_every_record_is_on_one_rank_and_in_a_quarter_of_the_lots(walked, count, task):
+    world = walked(count)
+    lots = list(zip(*(rank[task]["lots"] for rank in world), strict=True))
+    assert len(lots) >= 150
+    assert all(torch.equal(rank[task]["weights"], world[0][task]["weights"]) for rank in world)
+    counts = torch.zeros(N)
+    for shares in lots:
+        rows = [row for share in shares for row in share]
+        assert len(set(rows)) == len(rows)
+        sizes = [len(share) for share in shares]
+        assert task == "sharded" or max(sizes) - min(sizes) <= 1
+        counts[rows] += 1
+    rate = LOT / N
+    error = math.sqrt(rate * (1 - rate) / len(lots))
+    assert float((counts / len(lots) - rate).abs().max()) < 5 * error
+    # Chi-square of 24 counts: above 60 once in 20,000.
+    assert float(((counts / len(lots) - rate) / error).square().sum()) < 60
+    if task == "sharded":  # shards draw independently of each other
+        first, second = (
+            torch.tensor([len(shares[rank]) for shares in lots]).double() for rank in (0, 1)
+        )
+        between = torch.corrcoef(torch.stack([first, second]))[0, 1]
+        assert abs(float(between)) < 5 / math.sqrt(len(lots))
+
+
+def test_no_two_ranks_draw_the_same_masks(two):
+    drawn = [numbers for rank in two for numbers in rank["masks"]["drawn"]]
+    assert len(drawn) == 6 == len(set(drawn))
+
+
+def test_ranks_with_records_in_another_order_are_refused(two):
+    for rank in (rank["other_order"] for rank in two):
+        assert rank["error"].startswith("the ranks have different records, or the same in another")
+
+
+def test_a_schedule_on_one_rank_alone_lets_nothing_out(two):
+    """Two releases of one sum with one noise at two scales would give the sum away."""
+    for rank in (rank["other_noise"] for rank in two):
+        assert "rank 1 has come apart from rank 0: its noise or bounds differ" in rank["error"]
+        assert rank["released"] == 0
+
+
+def test_charges_of_one_rank_are_not_forgotten(two):
+    for number, rank in enumerate(rank["forgotten"] for rank in two):
+        assert "the ledger of rank 1 holds 1 releases that rank 0's does not" in rank["error"]
+        assert rank["left"] == number
+
+
+def test_shards_that_are_the_same_are_refused(two):
+    for rank in (rank["same_shards"] for rank in two):
+        assert "two ranks have the same records: each would count twice" in rank["error"]
+
+
+def test_users_on_two_ranks_are_refused(two):
+    for rank in (rank["split_users"] for rank in two):
+        assert "a user of units=... has records on two ranks" in rank["errors"][0]
+        assert "the ranks were given different units" in rank["errors"][1]
+
+
+def test_a_group_that_comes_too_late_is_noticed(two):
+    for rank in (rank["late_group"] for rank in two):
+        assert "a process group was made after make_private" in rank["error"]
+        assert rank["released"] == 0
+
+
+def test_a_rank_that_has_come_apart_stops_all(two):
+    for rank in (rank["apart"] for rank in two):
+        assert rank["error"].startswith("rank 1 has come apart from rank 0: its weights differ.")
+        assert rank["released"] == 1
+
+
+def test_ranks_with_other_settings_are_refused(two):
+    for rank in (rank["other_settings"] for rank in two):
+        assert re.match("ranks [01] and [01] were given different settings", rank["error"])
+        assert re.search(r"noise_multiplier: 0.7?5 and 0.7?5", rank["error"])
+
+
+def test_a_budget_ends_on_every_rank_at_once(two):
+    first, second = (rank["exhausted"] for rank in two)
+    assert first["file"] and not second["file"]
+    assert first["released"] == second["released"] > 0
+    assert first["epsilon"] == second["epsilon"] <= 6
+
+
+def test_two_ranks_resume_as_one_and_as_four(tmp_path):
+    reached = []
+    for world in (2, 0, 4):
+        ranks = together("saved", world, tmp_path)
+        assert all(torch.equal(rank["weights"], ranks[0]["weights"]) for rank in ranks)
+        reached.append(ranks[0])
+    assert [one["released"] for one in reached] == [3, 6, 9]
+    (straight,) = together("saved", 0, tmp_path / "alone")
+    assert torch.allclose(straight["weights"], reached[0]["weights"], rtol=1e-12, atol=0)
+
+
+def test_a_rank_that_is_killed_ends_the_others(tmp_path):
+    first, second = start("killed", 2, tmp_path)
+    waiting = tmp_path / "waiting"
+    until = time.time() + 60
+    while not waiting.exists() and time.time() < until:
+        time.sleep(0.1)
+    second.send_signal(signal.SIGKILL)
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == 0, errors
+    brought = torch.load(tmp_path / "killed.0.pt")
+    assert "rank 1" in brought["error"].lower(), brought["error"]
+    assert "go on from the last checkpoint" in brought["error"]
+    assert brought["charged"] == 3  # the lot that was open is charged
+    assert brought["seconds"] < 40
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert lines

@@ -1,0 +1,75 @@
+"""`vestige train` and `vestige resume` under torchrun: rank 0 writes one folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+TRAIN = ["train", "--dataset", "digits", "--epochs", "2", "--noise-seed", "5", "--method", "fo"]
+
+
+def command(world, *words):
+    start = [sys.executable]
+    if world:
+        start += ["-m", "torch.distributed.run", "--nproc-per-node", str(world)]
+    return [*start, "-m", "vestige", *words]
+
+
+def vestige(folder, world, *words):
+    known = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command(world, *words),
+        env=known,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def done(process):
+    said, errors = process.communicate(timeout=150)
+    assert process.returncode == 0, errors
+    return said
+
+
+@pytest.fixture
+def alone(tmp_path):
+    done(vestige(tmp_path, 0, *TRAIN, "--out", "alone", "--json"))
+    return torch.load(tmp_path / "alone" / "model.pt")
+
+
+def test_two_ranks_write_one_folder_with_the_weights_of_one_process(tmp_path, alone):
+    said = json.loads(done(vestige(tmp_path, 2, *TRAIN, "--out", "run", "--json")))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["alone", "run"]
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {
+        p.name for p in (tmp_path / "alone").iterdir()
+    }
+    weights = torch.load(tmp_path / "run" / "model.pt")
+    for name, value in alone.items():
+        assert torch.allclose(weights[name], value, rtol=1e-4, atol=1e-6), name
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert said["epsilon"] == result["epsilon"] and not result["interrupted"]
+
+
+def test_a_run_of_two_ranks_is_interrupted_and_goes_on_alone(tmp_path, alone):
+    process = vestige(tmp_path, 2, *TRAIN, "--out", "run", "--checkpoint-every", "1")
+    until = time.time() + 60
+    while not (tmp_path / "run" / "checkpoint.pt").exists() and time.time() < until:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=100)
+    done(vestige(tmp_path, 0, "resume", "run"))
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["steps"] == json.loads((tmp_path / "alone/result.json").read_text())["steps"]
+    weights = torch.load(tmp_path / "run" / "model.pt")
+    for name, value in alone.items():
+        assert torch.allclose(weights[name], value, rtol=1e-4, atol=1e-6), name

@@ -1,0 +1,83 @@
+"""One process alone, and what does not need others; tests/ranks has the processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from vestige.errors import ConfigError, PrivacyError
+from vestige.gradients.clipping import Clip
+from vestige.gradients.collector import Collector
+from vestige.gradients.groups import partition
+from vestige.parallel.ranks import Ranks, _digits, _is_alive, _sum_of_bits
+
+
+def test_one_process_alone_says_nothing_to_anybody(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    ranks = Ranks.found()
+    assert (ranks.rank, ranks.world, ranks.leads, ranks.group) == (0, 1, True, None)
+    assert ranks.key(b"own") == b"own" and ranks.key(None) is None
+    assert ranks.sent("this") == "this" and ranks.decided(lambda: 3) == 3
+    with pytest.raises(ConfigError, match="no"):
+        ranks.decided(_refuse)
+    number = torch.tensor([2.0])
+    ranks.add_number(number, (1, 2))
+    assert number.item() == 2
+
+
+def _refuse():
+    raise ConfigError("no")
+
+
+def test_processes_without_a_group_are_noticed(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match=r"one of 3 processes .*init_process_group"):
+        Ranks.found()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.bool])
+def test_a_fingerprint_changes_with_every_bit(dtype):
+    values = torch.tensor([0, 1, 0, 1, 1], dtype=dtype)
+    other = values.clone()
+    other.view(torch.uint8)[0] ^= 1
+    like = torch.zeros(1)
+    assert _sum_of_bits([values], like) != _sum_of_bits([other], like)
+    assert _sum_of_bits([values, other], like) == _sum_of_bits([other, values], like)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2**63 - 1, -1, -(2**63), 0x0123_4567_89AB_CDEF])
+def test_digits_are_exact_in_single_precision(number):
+    digits = _digits(torch.tensor(number))
+    assert digits.float().long().equal(digits)
+    assert sum(int(d) << (16 * i) for i, d in enumerate(digits)) == number % 2**64
+
+
+def test_ranks_that_differ_are_named_with_what_differs():
+    same = [1.0] * 16
+    Ranks()._compare([same, same])
+    with pytest.raises(PrivacyError, match=r"rank 2 has come apart .* its last release and place"):
+        Ranks()._compare([same, same, [*same[:5], 2.0, *same[6:11], 9.0, *same[12:]]])
+
+
+def test_a_collector_keeps_its_sum_where_it_is_told_to():
+    model = torch.nn.Linear(3, 2)
+    collector = Collector(partition(model, "flat"), Clip((1.0,)))
+    message = torch.zeros(collector.total.numel() + 5)
+    collector.keep_in(message[:-5])
+    collector.add(torch.ones(2, 8), 1.0)
+    assert torch.allclose(message[:8], torch.full((8,), 2 / 8**0.5), rtol=1e-4)
+    assert not message[8:].any()
+
+
+def test_a_process_that_has_ended_is_not_alive():
+    assert _is_alive(os.getpid())
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    while child.poll() is None and _is_alive(child.pid):
+        pass
+    assert not _is_alive(child.pid)
+    child.wait()
+    assert not _is_alive(child.pid)

@@ -1,0 +1,17 @@
+"""Sums over ranks with shards; several ranks add up in tests/ranks/fsdp_test.py."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support.one_rank import one_rank
+from vestige.parallel.ranks import Ranks
+from vestige.parallel.sums import Sums
+
+
+def test_one_rank_has_the_whole_sum(tmp_path):
+    with one_rank(tmp_path):
+        sums = Sums(Ranks.found())
+        whole = torch.randn(5, 3)
+        assert torch.equal(sums.share(whole), whole)
+        assert torch.equal(sums.total(whole.clone()), whole)
