@@ -25,6 +25,8 @@ Table = float | tuple[float, ...]
 _T = TypeVar("_T")
 ADJACENCY = "add or remove one record"
 USER = "one user with all rows"
+AVERAGES = ("ema", "uniform-tail", "fractional")
+_DECAY = 0.99
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,6 +145,25 @@ class PrivacyPlan(Shown):
     def restored(cls, saved: Mapping[str, Any]) -> PrivacyPlan:
         """The plan that `as_dict` gave."""
         return cls(**{name: plain(value) for name, value in saved.items()})
+
+
+def parsed_averaging(averaging: str) -> tuple[str, float]:
+    """The kind of an average of the weights and its decay: "ema:0.999" has its own."""
+    kind, _, decay = averaging.partition(":")
+    if kind not in AVERAGES or (decay and kind != "ema"):
+        raise ConfigError(
+            f"averaging={averaging!r} is unknown: choose one of {', '.join(AVERAGES)}, or "
+            "ema:0.999 for a decay of your own."
+        )
+    try:
+        value = float(decay or _DECAY)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise ConfigError(
+            f"averaging={averaging!r} has no decay between 0 and 1: write ema:0.999, for example."
+        )
+    return kind, value
 
 
 def _span(table: Table) -> str:

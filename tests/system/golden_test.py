@@ -28,6 +28,7 @@ from vestige.train.training import train
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 RESULTS = ROOT / "results"
+LONG = re.compile(r"\b\d+\.\d{3,}\b")
 EXPERIMENTS = sorted(path.parent.name for path in RESULTS.glob("*/table.json"))
 STATEMENTS = {
     "dp-sgd": {},
@@ -90,7 +91,11 @@ def test_weights_after_twenty_steps(name: str) -> None:
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statements(name: str, tmp_path: Path) -> None:
-    assert statement_of(name, tmp_path) == (GOLDEN / f"statement-{name}.txt").read_text()
+    made, kept = statement_of(name, tmp_path), (GOLDEN / f"statement-{name}.txt").read_text()
+    assert LONG.sub("*", made) == LONG.sub("*", kept)
+    # Convolutions of privacy losses end in other digits on other processors, at small deltas most.
+    numbers = [list(map(float, LONG.findall(text))) for text in (made, kept)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=help_file)

@@ -50,6 +50,8 @@ class Views:
         return views if alone else [(view, *record[1:]) for view in views]
 
     def _views(self, value: Any) -> list[Any]:
+        if self.of_many is not None and isinstance(value, Tensor):
+            return list(self.of_many.views(value.unsqueeze(0), self.count))
         first = self.augment(value)
         # A list that is made of a list, such as one of tokens, is one view.
         stacked = isinstance(first, list | tuple) and not isinstance(value, list | tuple)
@@ -81,25 +83,50 @@ class FlipAndCrop:
     """Views of images (channels, height, width): moved by up to `padding` pixels, mirrored or not.
 
     `make_private(..., views=16, augment=vestige.FlipAndCrop(4))`. What moves in from outside is the
-    image's own mirrored edge.
+    image's own mirrored edge. With `mix` the second half of an image's views are mixtures of two
+    different ones of the first half, at weights from Beta(0.2, 0.2): the self-mixup of Bao et al.
+    2023, arXiv 2311.01295.
 
     Guarantee: every view is a function of one image and of random numbers of its own.
     """
 
-    def __init__(self, padding: int = 4, flip: bool = True) -> None:
+    def __init__(self, padding: int = 4, flip: bool = True, mix: bool = False) -> None:
         if not is_whole(padding) or padding < 0:
             raise ConfigError(
                 f"FlipAndCrop(padding={padding!r}): give how many pixels an image may move, a "
                 "whole number of at least 0."
             )
-        self._padding, self._flip = padding, flip
+        self._padding, self._flip, self._mix = padding, flip, mix
 
     def __call__(self, image: Tensor) -> Tensor:
         """One view."""
-        return self.views(image.unsqueeze(0), 1)[0]
+        if self._mix:
+            raise ConfigError(
+                f"{type(self).__name__}(mix=True) is called for one view, and mixtures are made of "
+                "several: hand FlipAndCrop itself to augment, or leave mix out."
+            )
+        return self._moved(image.unsqueeze(0), 1)[0]
 
     def views(self, images: Tensor, count: int) -> Tensor:
         """`count` views of each of many images, those of an image one after the other."""
+        if not self._mix:
+            return self._moved(images, count)
+        plain, mixed = count - count // 2, count // 2
+        if mixed < 2:
+            raise ConfigError(
+                f"FlipAndCrop(mix=True) with views={count}: mixtures take two of the other half, "
+                "so give at least 4 views."
+            )
+        moved = self._moved(images, plain).unflatten(0, (-1, plain))
+        n, device = len(images), images.device
+        pairs = torch.rand(n, mixed, plain, device=device).argsort(2)[..., :2].flatten(1)
+        both = moved[torch.arange(n, device=device)[:, None], pairs].unflatten(1, (mixed, 2))
+        beta = torch.distributions.Beta(*torch.full((2, n, mixed), 0.2, device=device))
+        weights = beta.sample().to(moved.dtype).view(n, mixed, 1, 1, 1)
+        mixtures = torch.lerp(both[:, :, 0], both[:, :, 1], weights)
+        return torch.cat([moved, mixtures], 1).flatten(0, 1)
+
+    def _moved(self, images: Tensor, count: int) -> Tensor:
         if images.ndim != 4 or min(images.shape[2:]) <= self._padding:
             raise ConfigError(
                 f"FlipAndCrop({self._padding}) is given an input of shape "

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from vestige import methods
 from vestige.errors import ConfigError
 from vestige.methods.catalogue import METHODS
-from vestige.plan import lots_per_epoch
+from vestige.plan import AVERAGES, lots_per_epoch, parsed_averaging
 from vestige.privacy import accounting
 from vestige.privacy.options import (
     Accountant,
@@ -37,13 +37,12 @@ from vestige.train.schema import TASKS, Schema, is_own, read_schema
 if TYPE_CHECKING:
     from vestige.gradients.clipping import Clipping
 
-# The names of train.data, train.models and updates.averaging, which need torch; tests keep them
+# The names of train.data and train.models, which need torch; tests keep them
 # equal.
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "svhn")
 MODELS = ("linear", "mlp", "cnn", "resnet18", "wrn", "scatter")
-AVERAGES = ("ema", "uniform-tail", "fractional")
 CLIPPINGS = ("flat", "per_layer", "auto", "auto_per_layer", "quantile", "quantile_per_layer")
-HISTORY_DTYPES = ("float32", "bfloat16")
+HISTORY_DTYPES = PRECISIONS = ("float32", "bfloat16")
 DEFAULT_NOISE, DEFAULT_EPOCHS = 1.0, 30
 
 # The settings that config.json holds as they were given.
@@ -136,9 +135,10 @@ class TrainConfig(Options):
         default=None,
         description="Where past releases are kept: cpu for host memory. Default: the device.",
     )
-    averaging: Annotated[str, OneOf(AVERAGES)] | None = Field(
+    averaging: str | None = Field(
         default=None,
-        description=f"Average the weights too: {', '.join(AVERAGES)}. Costs no privacy.",
+        description=f"Average the weights too: {', '.join(AVERAGES)}; ema:0.999 has that decay. "
+        "Costs no privacy.",
     )
     lr: Positive | None = Field(
         default=None,
@@ -158,6 +158,11 @@ class TrainConfig(Options):
         repr=False,
         description="Test mode: repeatable lots and noise, not private towards anyone who knows "
         "the seed. Never written down.",
+    )
+    precision: Annotated[str, OneOf(PRECISIONS)] | None = Field(
+        default=None,
+        description="What the model computes in while it learns: float32, or bfloat16 by "
+        "autocast. Sums, noise and weights stay float32.",
     )
     device: str = Field(
         default="auto", description="auto (a GPU where there is one), cpu, cuda or cuda:N."
@@ -182,6 +187,10 @@ class TrainConfig(Options):
         default=None,
         description="Augmented views of every image (moved, and mirrored where that is the same "
         "thing), clipped together.",
+    )
+    mix_views: bool = Field(
+        default=False,
+        description="Make the second half of the views mixtures of two of the first half.",
     )
     units: str | None = Field(
         default=None,
@@ -248,6 +257,13 @@ class TrainConfig(Options):
             )
         return model
 
+    @field_validator("averaging")
+    @classmethod
+    def _check_averaging(cls, averaging: str | None) -> str | None:
+        if averaging is not None:
+            parsed_averaging(averaging)
+        return averaging
+
     @field_validator("device")
     @classmethod
     def _check_device(cls, device: str) -> str:
@@ -270,6 +286,11 @@ class TrainConfig(Options):
         """What no field can say alone."""
         check_one_of(self, "epsilon", "noise_multiplier", "group_noise_multiplier")
         check_one_of(self, "epochs", "steps")
+        if self.mix_views and (self.views or 1) < 4:
+            raise ConfigError(
+                f"mix_views with views {self.views}: mixtures take two of the other half, so give "
+                "at least 4 views."
+            )
         if (self.units is None) != (self.rows_per_unit is None):
             raise ConfigError(
                 f"units {self.units} and rows_per_unit {self.rows_per_unit}: give both, the column "
@@ -380,7 +401,10 @@ class TrainConfig(Options):
             "lr": self.chosen_lr,
             "repeatable_noise": self.noise_seed is not None,
         }
-        for name in ("group_noise_multiplier", "views", "units", "rows_per_unit"):
-            if getattr(self, name) is not None:
+        for name in (
+            *("group_noise_multiplier", "views", "mix_views", "units", "rows_per_unit"),
+            "precision",
+        ):
+            if getattr(self, name) not in (None, False):
                 shown[name] = getattr(self, name)
         return shown

@@ -204,13 +204,23 @@ class Session:
 
                 def closure(x: Tensor = x, y: Tensor = y) -> None:
                     self.optimizer.zero_grad()
-                    engine.backward(losses(self.dataset, self.model(x), y))
+                    with self._precision():
+                        scores = self.model(x)
+                    engine.backward(losses(self.dataset, scores.float(), y))
 
                 self.optimizer.step(closure)  # type: ignore[arg-type]
                 if engine.released > before:  # else the rest of this lot is still to come
                     yield
         except BudgetExhausted:
             self.budget_spent = True
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Autocast to bfloat16 where the run asks for it. Figures are of the model as it is."""
+        import torch
+
+        asked = self.config.precision == "bfloat16"
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, torch.bfloat16) if asked else contextlib.nullcontext()
 
     def _measure(self) -> dict[str, Any]:
         """A line of metrics.jsonl, from the weights and the held-out split."""
@@ -364,11 +374,12 @@ def _unit(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     if dataset.units is not None:
         options = {"units": dataset.units, "rows_per_unit": config.rows_per_unit}
     if config.views is not None:
-        options |= {"views": config.views, "augment": augmentation(config.dataset, dataset)}
+        augment = augmentation(config.dataset, dataset, config.mix_views)
+        options |= {"views": config.views, "augment": augment}
     return options
 
 
-def augmentation(name: str, dataset: Dataset) -> Any:
+def augmentation(name: str, dataset: Dataset, mix: bool = False) -> Any:
     """What makes views of images: moved by an eighth, and mirrored, but for digits."""
     from vestige.sampling.collate import FlipAndCrop
 
@@ -377,7 +388,8 @@ def augmentation(name: str, dataset: Dataset) -> Any:
             f"views are for images, and {Path(name).name} holds inputs of shape "
             f"{dataset.input_shape}: leave views out."
         )
-    return FlipAndCrop(max(1, min(dataset.input_shape[1:]) // 8), flip=name not in _DIGITS)
+    moves = max(1, min(dataset.input_shape[1:]) // 8)
+    return FlipAndCrop(moves, flip=name not in _DIGITS, mix=mix)
 
 
 def _physical_rows(config: TrainConfig) -> int | None:

@@ -1,6 +1,7 @@
 """Averages of the iterates: the weights after every step, which are public, averaged for free.
 
-    "ema"           mean <- decay * mean + (1 - decay) * theta_t,   started at theta_1
+    "ema"           mean <- decay * mean + (1 - decay) * theta_t,   started at theta_1;
+                    "ema:0.999" has that decay, "ema" alone 0.99
     "uniform-tail"  the plain mean of the last half of the planned steps
     "fractional"    mean <- mean + (order + 1) / (t + order) * (theta_t - mean): weights that grow
                     like t^order, a power law over the iterates (polynomial-decay averaging)
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor
 
 from vestige.errors import ConfigError
+from vestige.plan import parsed_averaging
 from vestige.release.part import Part
 
-KINDS = ("ema", "uniform-tail", "fractional")
-DECAY, ORDER = 0.99, 3.0
+ORDER = 3.0
 
 
 class Averaging(Part):
@@ -30,14 +31,13 @@ class Averaging(Part):
     saved = ("count", "means")
 
     def __init__(self, kind: str, parameters: Mapping[str, Tensor], steps: int | None) -> None:
-        if kind not in KINDS:
-            raise ConfigError(f"averaging={kind!r} is unknown: choose one of {', '.join(KINDS)}.")
-        if kind == "uniform-tail" and steps is None:
+        self.kind, self._decay = parsed_averaging(kind)
+        if self.kind == "uniform-tail" and steps is None:
             raise ConfigError(
                 "averaging='uniform-tail' averages the last half of the run: pass steps=..., the "
                 "number of lots of the whole run."
             )
-        self.kind, self._parameters = kind, dict(parameters)
+        self._parameters = dict(parameters)
         self._start = 0 if steps is None else steps // 2
         self.count = 0
         self.means = {
@@ -57,7 +57,7 @@ class Averaging(Part):
         """The weight of the newest iterate in the mean; 1 restarts it."""
         t = self.count
         if self.kind == "ema":
-            return 1.0 if t == 1 else 1 - DECAY
+            return 1.0 if t == 1 else 1 - self._decay
         if self.kind == "fractional":
             return (ORDER + 1) / (t + ORDER)
         # Before the tail the average is the iterate itself, so that it is always there to look at.

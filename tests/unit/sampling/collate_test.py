@@ -114,6 +114,31 @@ def test_views_of_many_images_are_each_of_their_own():
     assert torch.equal(FlipAndCrop(0, flip=False).views(still, 1), still)
 
 
+def test_mixtures_lie_between_two_views_of_the_same_image():
+    torch.manual_seed(0)
+    images = torch.randn(5, 3, 8, 8, dtype=torch.float64)
+    views = FlipAndCrop(2, mix=True).views(images, 7).view(5, 7, -1)
+    inside = 0
+    for own in views:
+        for mixture in own[4:]:
+            weights = torch.linalg.lstsq(own[:4].T, mixture).solution
+            used = weights.abs() > 1e-9
+            assert used.sum() <= 2
+            assert weights[used].sum() == pytest.approx(1)
+            assert weights.min() > -1e-9
+            inside += int(used.sum() == 2)
+    assert inside > 8  # most weights of Beta(0.2, 0.2) are neither 0 nor 1
+    one = Views(FlipAndCrop(2, mix=True), 4).of((images[0], 1))
+    assert [x.shape for x, _ in one] == [(3, 8, 8)] * 4
+
+
+def test_mixtures_need_several_views():
+    with pytest.raises(ConfigError, match="at least 4 views"):
+        FlipAndCrop(2, mix=True).views(torch.zeros(1, 1, 8, 8), 3)
+    with pytest.raises(ConfigError, match=r"Slow\(mix=True\) is called for one view"):
+        Views(Slow(2, mix=True), 4).of((torch.zeros(1, 8, 8), 1))
+
+
 @pytest.mark.parametrize("shape", [(6, 6), (1, 3, 3), (1, 2, 6, 6)])
 def test_what_is_no_image_is_refused(shape):
     with pytest.raises(ConfigError, match=r"FlipAndCrop\(3\) is given"):

@@ -41,6 +41,8 @@ def test_names_are_those_of_the_rooms_that_need_torch() -> None:
         ({"rows_per_unit": 3}, "units None and rows_per_unit 3: give both"),
         ({"units": "who", "rows_per_unit": 3}, "units is for tables"),
         ({"views": 0}, "views"),
+        ({"views": 3, "mix_views": True}, "mix_views with views 3: mixtures take two"),
+        ({"precision": "float16"}, "precision"),
         ({"method": "sgd"}, "method='sgd' is unknown"),
         ({"settings": {"beta": 0.9}}, "no setting 'beta'"),
         ({"noise_multiplier": 1.0, "epsilon": 1.0}, "both given"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,13 +246,24 @@ def test_a_run_for_users_counts_them_and_writes_no_id(tmp_path: Path) -> None:
 
 
 def test_views_of_images_leave_epsilon_as_it_is(tmp_path: Path) -> None:
-    plain, views = tiny(), tiny(views=3)
+    plain, views = tiny(), tiny(views=4, mix_views=True)
     results = [
         train(config.changed(out=tmp_path / name)) for config, name in ((plain, "a"), (views, "b"))
     ]
     assert results[0]["epsilon"] == results[1]["epsilon"]
     assert results[0]["loss"] != results[1]["loss"]
-    assert "3 augmented views" in (tmp_path / "b" / "statement.md").read_text()
+    assert "4 augmented views" in (tmp_path / "b" / "statement.md").read_text()
+
+
+def test_bfloat16_learns_nearly_the_same_and_is_said(tmp_path: Path) -> None:
+    plain = train(tiny(noise_seed=1, out=tmp_path / "a"))
+    low = train(tiny(noise_seed=1, precision="bfloat16", out=tmp_path / "b"))
+    assert low["epsilon"] == plain["epsilon"]
+    assert low["loss"] != plain["loss"]
+    assert low["loss"] == pytest.approx(plain["loss"], rel=0.02)
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["precision"] == "bfloat16"
+    weights = torch.load(tmp_path / "b" / "model.pt", weights_only=True)
+    assert {value.dtype for value in weights.values()} == {torch.float32}
 
 
 def test_views_are_for_images(tmp_path: Path) -> None:

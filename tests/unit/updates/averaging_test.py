@@ -11,7 +11,8 @@ from torch import nn
 
 from tests.support.small_runs import flat, net, private, run
 from vestige import ConfigError
-from vestige.train.config import AVERAGES, TrainConfig
+from vestige.plan import AVERAGES
+from vestige.train.config import TrainConfig
 from vestige.train.training import train
 from vestige.updates import averaging
 
@@ -20,8 +21,9 @@ def expected(kind, path):
     """The average of the iterates theta_1 .. theta_T, from weights that sum to 1."""
     steps = len(path)
     t = np.arange(1, steps + 1)
-    if kind == "ema":
-        weights = np.where(t == 1, 1.0, 1 - averaging.DECAY) * averaging.DECAY ** (steps - t)
+    if kind.startswith("ema"):
+        decay = float(kind[4:] or 0.99)
+        weights = np.where(t == 1, 1.0, 1 - decay) * decay ** (steps - t)
     elif kind == "uniform-tail":
         weights = (t > steps // 2) / (steps - steps // 2)
     else:
@@ -36,7 +38,7 @@ def expected(kind, path):
     return sum(float(w) * theta for w, theta in zip(weights, path, strict=True))
 
 
-@pytest.mark.parametrize("kind", averaging.KINDS)
+@pytest.mark.parametrize("kind", [*AVERAGES, "ema:0.9"])
 def test_an_average_is_what_its_name_says(kind):
     engine, model, optimizer, loader = private("dp-sgd", averaging=kind, steps=20)
     path = []
@@ -73,6 +75,11 @@ def test_averages_are_saved_and_continue():
 def test_what_cannot_be_averaged_is_refused():
     with pytest.raises(ConfigError, match="averaging='mode' is unknown: choose one of ema"):
         private("dp-sgd", averaging="mode")
+    for wrong in ("ema:2", "ema:x", "ema:nan", "fractional:0.5"):
+        with pytest.raises(ConfigError, match=f"averaging='{wrong}' .*ema:0.999"):
+            private("dp-sgd", averaging=wrong)
+        with pytest.raises(ConfigError, match=f"averaging='{wrong}' .*ema:0.999"):
+            TrainConfig(averaging=wrong)
     with pytest.raises(ConfigError, match="pass steps="):
         private("dp-sgd", averaging="uniform-tail")
     engine, *_ = private("dp-sgd", averaging="ema")
@@ -96,7 +103,6 @@ def test_low_precision_weights_are_averaged_in_float32():
 
 
 def test_the_command_line_measures_and_saves_the_average(tmp_path):
-    assert AVERAGES == averaging.KINDS
     config = TrainConfig(epochs=2, averaging="ema", noise_seed=1, out=tmp_path / "r", method="sma")
     result = train(config)
     assert 0 < result["averaged_accuracy"] < 1 and result["averaged_loss"] > 0

@@ -24,6 +24,19 @@ RECIPES: Mapping[str, Recipe] = {
         "a linear model on scattering features of images (Tramer and Boneh, arXiv 2011.11660)",
         {"model": "scatter", "lot": 8192, "epochs": 60, "lr": 0.4, "momentum": 0.9},
     ),
+    "wrn": Recipe(
+        "WRN-16-4 from scratch on images, four views of each, for a GPU (De et al., arXiv "
+        "2204.13650)",
+        {
+            "model": "wrn",
+            "lot": 4096,
+            "epochs": 200,
+            "lr": 2.0,
+            "views": 4,
+            "averaging": "ema:0.999",
+            "precision": "bfloat16",
+        },
+    ),
 }
 
 
