@@ -10,28 +10,28 @@ docs/experiments.md describes every key.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from vestige.errors import ConfigError
-from vestige.lab.fields import (
-    MOST_SEEDS,
-    Model,
-    Number,
-    Numbers,
-    Seeds,
-    Span,
-    Text,
-    Whole,
-    one_of,
-    refuse,
+from vestige.lab.arms import (
+    Absent,
+    Arm,
+    Candidate,
+    Fair,
+    FairArm,
+    Protocol,
+    Quick,
+    Runs,
+    check_labels,
 )
+from vestige.lab.fields import MOST_SEEDS, Model, Seeds, Text, one_of, refuse
 from vestige.lab.readings import Reading
 from vestige.lab.setting import RunSetting
-from vestige.lab.sweeps import StudySetting, StudySettings, Sweep
+from vestige.lab.sweeps import Sweep
 
 KINDS = ("training", "direction-error")
 TABLES = ("accuracy", "runtime", "memory", "targets")
@@ -40,166 +40,10 @@ FIGURES = (
     *"runtime final-accuracy best-accuracy direction-error".split(),
     *"accuracy-by-marginal marginal-by-epoch".split(),
 )
-PRINTED = "accuracy std low high seconds relative depth memory_ratio epsilon".split()
-RUN_KEYS = (
-    *"model lr lot epochs train_range test_range noise_multiplier group_noise_multiplier".split(),
-    *"clip clipping momentum delta accountant".split(),
-)
 GRID = "model noise_multiplier group_noise_multiplier clip lot lr delta".split()
-Printed = dict[Annotated[str, one_of(PRINTED)], Number]
 Grid = dict[Annotated[str, one_of(GRID)], Annotated[list[Any], Field(min_length=1)]]
-_NOISE = ("noise_multiplier", "group_noise_multiplier", "epsilon")
-
-
-class Runs(Model):
-    """What a part of the file says about its runs, by the names that RunSetting has for it.
-
-    RunSetting checks the values when the runs are made.
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """What is given, as arguments of RunSetting."""
-        given = self.model_extra or {}
-        return {name: given[name] for name in RUN_KEYS if name in given}
-
-    @model_validator(mode="after")
-    def _check_names(self) -> Runs:
-        for name in self.model_extra or ():
-            if name not in RUN_KEYS:
-                known = ", ".join((*type(self).model_fields, *RUN_KEYS))
-                raise refuse(f"the key {name!r} is unknown: it may have {known}.")
-        return self
-
-
 _Runs = TypeVar("_Runs", bound=Runs)
-
-
-class Protocol(Runs):
-    """What all runs share."""
-
-    datasets: list[Text]
-
-
-class MethodRuns(Runs):
-    """A method with its settings, under a label."""
-
-    label: Text
-    method: Text
-    settings: dict[str, Any] = Field(default_factory=dict)
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """What is given, as arguments of RunSetting."""
-        return {"method": self.method, "settings": self.settings, **super().values}
-
-
-class Arm(MethodRuns):
-    """One line of a table, and what the paper prints for it; `plain`: it runs in plain_loop.py."""
-
-    paper: Printed = Field(default_factory=dict)
-    plain: dict[str, Any] | None = None
-
-
-class Absent(Model):
-    """A line of the paper's table that is not run here, and why."""
-
-    label: Text
-    reason: Text
-    paper: Printed = Field(default_factory=dict)
-
-
-class Candidate(NamedTuple):
-    """What tuning chooses: a learning rate, and settings beside it."""
-
-    rate: float
-    settings: dict[str, Any]
-
-
-class FairArm(MethodRuns):
-    """A method of the fair column: tuned over `rates`, or at the rate chosen for `follows`.
-
-    `choices` are values of its settings that are tuned with the rate, in all combinations.
-    """
-
-    rates: Numbers = Field(default=[])
-    follows: Text | None = None
-    choices: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
-
-    def candidates(self) -> list[Candidate]:
-        """All that tuning tries."""
-        combined = itertools.product(self.rates, *self.choices.values())
-        return [
-            Candidate(rate, dict(zip(self.choices, values, strict=True)))
-            for rate, *values in combined
-        ]
-
-    @model_validator(mode="after")
-    def _check(self) -> FairArm:
-        if self.follows and self.choices:
-            raise refuse(f"the arm {self.label!r} follows another: leave its choices out.")
-        if bool(self.rates) == bool(self.follows):
-            raise refuse(
-                f"the arm {self.label!r} has rates {self.rates} and follows {self.follows!r}: give "
-                "either the key 'rates' or the key 'follows'."
-            )
-        return self
-
-
-class Fair(Model):
-    """The fair column: equal formal epsilon, equal tuning on images that no run trains on."""
-
-    epsilons: Numbers
-    validation_range: Span = Field(default=[5000, 7000])
-    tuning_seed: Whole = 100
-    first_seed: Whole = 0
-    seeds: Seeds = 5
-    margin: Annotated[float, Field(gt=0, lt=1)] | None = None
-    datasets: list[Text] = Field(default=[])
-    protocol: Runs = Runs()
-    arms: list[FairArm] = Field(default=[], alias="arm")
-
-    @property
-    def reported(self) -> range:
-        """The seeds of the final runs."""
-        return range(self.first_seed, self.first_seed + self.seeds)
-
-    @property
-    def most_rates(self) -> int:
-        """How many learning rates a method is tuned over."""
-        return max(len(arm.rates) for arm in self.arms)
-
-    @model_validator(mode="after")
-    def _check(self) -> Fair:
-        _check_labels("[[fair.arm]]", self.arms)
-        tuned = [arm for arm in self.arms if not arm.follows]
-        labels = [arm.label for arm in tuned]
-        for arm in self.arms:
-            if arm.follows and arm.follows not in labels:
-                raise refuse(
-                    f"the arm {arm.label!r} follows {arm.follows!r}, which is no tuned arm: choose "
-                    f"one of {', '.join(labels)}."
-                )
-        if len({len(arm.rates) for arm in tuned}) > 1:
-            raise refuse("the arms have different numbers of rates: tune all of them alike.")
-        if self.tuning_seed in self.reported:
-            raise refuse(
-                f"tuning_seed = {self.tuning_seed} is one of the {self.seeds} seeds that are "
-                "reported: choose another."
-            )
-        return self
-
-
-class Quick(Runs):
-    """What a smoke run changes: values of the runs, or settings of a direction study."""
-
-    seeds: Seeds = 2
-    epsilons: Numbers = Field(default=[])
-    validation_range: Span | None = None
-    divide: dict[StudySetting, Annotated[float, Field(ge=1)]] = Field(default_factory=dict)
-    set: StudySettings = Field(default_factory=dict)
+_NOISE = ("noise_multiplier", "group_noise_multiplier", "epsilon")
 
 
 class Experiment(Model):
@@ -264,7 +108,7 @@ class Experiment(Model):
         if not self.datasets:
             raise refuse("the table [protocol] names no datasets: name at least one.")
         if self.arms or not self.fair:
-            _check_labels("[[arm]]", self.arms)
+            check_labels("[[arm]]", self.arms)
         labels = [arm.label for arm in self.arms]
         if self.reference and self.reference not in labels:
             raise refuse(
@@ -302,6 +146,7 @@ class Experiment(Model):
         values = {name: value for name, value in values.items() if name not in _NOISE}
         if tuning:
             values |= {"test_range": None, "validation_range": self.fair.validation_range}
+            values["train_range"] = self.fair.tuning_range or values["train_range"]
         values |= {"epsilon": epsilon, "lr": chosen.rate}
         values["settings"] = values["settings"] | chosen.settings
         return RunSetting(dataset=dataset, seed=seed, **values)
@@ -352,6 +197,8 @@ def _quick_fair(experiment: Experiment, fair: Fair, values: Mapping[str, Any]) -
             "epsilons": quick.epsilons or fair.epsilons[-1:],
             "datasets": experiment.fair_datasets[:1],
             "validation_range": quick.validation_range or fair.validation_range,
+            "tuning_range": None if quick.validation_range else fair.tuning_range,
+            "tuning_seeds": 1,
             "protocol": _without(fair.protocol, values),
             "arms": arms,
         }
@@ -372,15 +219,6 @@ def _check_kind(experiment: Experiment, study: bool) -> None:
             f"the key {min(foreign)!r} has no meaning in an experiment of the kind "
             f"{experiment.kind!r}: leave it out."
         )
-
-
-def _check_labels(what: str, arms: Sequence[MethodRuns]) -> None:
-    if not arms:
-        raise refuse(f"there is no {what}: give at least one.")
-    labels = [arm.label for arm in arms]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise refuse(f"two arms have the label {label!r}: give each its own.")
 
 
 def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:

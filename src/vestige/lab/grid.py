@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vestige.lab.definition import Candidate, Experiment, FairArm
+from vestige.lab.arms import Candidate, FairArm
+from vestige.lab.definition import Experiment
 from vestige.lab.readings import Reading
 from vestige.lab.setting import Config, RunSetting, config_hash
 
@@ -34,6 +35,7 @@ class Task:
     run: RunSetting | Reading | None  # None for a point of a direction study
     device: str = "cpu"
     cell: tuple[tuple[str, Any], ...] = ()  # dataset, grid values, target epsilon, panel
+    averaged: bool = False  # whether it is the averaged weights that are looked at
 
     @property
     def name(self) -> str:
@@ -44,6 +46,14 @@ class Task:
         if self.role == "tuning" and self.run is not None:
             parts.append(f"tuning lr {self.run.lr:g}")
         return ", ".join(parts)
+
+
+def seen(task: Task, rows: Mapping[str, Row]) -> Row | None:
+    """The task's row where there is one, with the accuracy that the task asks for."""
+    row = rows.get(task.hash)
+    if row is None or not task.averaged:
+        return row
+    return row | {"final_accuracy": row["averaged_accuracy"], "averaged": True}
 
 
 def tasks_of(
@@ -91,15 +101,19 @@ def chosen(
     follower = bool(arm.follows)
     if follower and experiment.fair is not None:
         arm = next(other for other in experiment.fair.arms if other.label == arm.follows)
+    found = [seen(task, rows) for task in _tuning(experiment, dataset, epsilon, arm)]
+    known = [row for row in found if row is not None]
+    if len(known) < len(found):
+        return None
+    candidates = arm.candidates()
+    each = len(known) // len(candidates)  # seeds
     tried = []
-    tuning = _tuning(experiment, dataset, epsilon, arm)
-    for number, task in enumerate(tuning):
-        row = rows.get(task.hash)
-        if row is None:
-            return None
-        loss = math.inf if row["final_loss"] is None else row["final_loss"]
-        tried.append((-row["final_accuracy"], loss, float(row["lr"]), number))
-    best = arm.candidates()[min(tried)[-1]]
+    for number, candidate in enumerate(candidates):
+        own = known[number * each : (number + 1) * each]
+        accuracy = math.fsum(row["final_accuracy"] for row in own) / each
+        losses = [math.inf if row["final_loss"] is None else row["final_loss"] for row in own]
+        tried.append((-accuracy, math.fsum(losses) / each, candidate.rate, number))
+    best = candidates[min(tried)[-1]]
     return best._replace(settings={}) if follower else best
 
 
@@ -110,16 +124,17 @@ def _published(experiment: Experiment) -> Iterator[Task]:
                 for seed in range(experiment.seeds):
                     run = experiment.run(arm, dataset, variant, seed)
                     place = (experiment.name, "published", "final", arm.label)
-                    yield _task(experiment, place, run, {"dataset": dataset, **variant})
+                    cell = {"dataset": dataset, **variant}
+                    yield _task(experiment, place, run, cell, arm.averaged)
 
 
 def _tuning(experiment: Experiment, dataset: str, epsilon: float, arm: FairArm) -> Iterator[Task]:
     assert experiment.fair is not None
-    for candidate in arm.candidates():
-        seed = experiment.fair.tuning_seed
+    for candidate, seed in itertools.product(arm.candidates(), experiment.fair.tuned_with):
         run = experiment.fair_run(arm, dataset, epsilon, candidate, seed, tuning=True)
         place = (experiment.name, "fair", "tuning", arm.label)
-        yield _task(experiment, place, run, {"dataset": dataset, "epsilon": epsilon})
+        cell = {"dataset": dataset, "epsilon": epsilon}
+        yield _task(experiment, place, run, cell, arm.averaged)
 
 
 def _finals(
@@ -131,7 +146,8 @@ def _finals(
         assert best is not None
         run = experiment.fair_run(arm, dataset, epsilon, best, seed, tuning=False)
         place = (experiment.name, "fair", "final", arm.label)
-        yield _task(experiment, place, run, {"dataset": dataset, "epsilon": epsilon})
+        cell = {"dataset": dataset, "epsilon": epsilon}
+        yield _task(experiment, place, run, cell, arm.averaged)
 
 
 def _points(experiment: Experiment) -> Iterator[Task]:
@@ -147,9 +163,10 @@ def _task(
     place: tuple[str, str, str, str],
     run: RunSetting | Reading,
     cell: Mapping[str, Any],
+    averaged: bool,
 ) -> Task:
-    config = run.config()
-    return Task(*place, config_hash(config), config, run, experiment.device, tuple(cell.items()))
+    config, where = run.config(), tuple(cell.items())
+    return Task(*place, config_hash(config), config, run, experiment.device, where, averaged)
 
 
 class Plan:

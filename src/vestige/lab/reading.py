@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from vestige.errors import ConfigError
-from vestige.lab.definition import Candidate, Experiment
+from vestige.lab.arms import Candidate
+from vestige.lab.definition import Experiment
 from vestige.lab.fields import refusal
 from vestige.lab.readings import Reading
 from vestige.lab.setting import RunSetting

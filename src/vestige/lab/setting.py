@@ -23,9 +23,11 @@ Config = dict[str, Any]
 
 # Rows leave no run folder: this one is named, because the loop's settings want one, and never made.
 _NOWHERE = Path(tempfile.gettempdir()) / "vestige-rows-leave-no-folder"
+_LATER = ("averaging", "views", "precision")
 _SHARED = (
     *("dataset", "model", "method", "settings", "epsilon", "noise_multiplier", "delta", "lot"),
     *("group_noise_multiplier", "accountant", "epochs", "clip", "clipping", "lr", "seed"),
+    *_LATER,
 )
 
 
@@ -66,6 +68,9 @@ class RunSetting(RunModel):
     delta: float = 1e-5
     accountant: str = "pld"
     seed: int = 0
+    averaging: str | None = None
+    views: int | None = None
+    precision: str | None = None
 
     @model_validator(mode="after")
     def _check(self) -> RunSetting:
@@ -106,6 +111,9 @@ class RunSetting(RunModel):
         method = resolve(self.method, self.settings)
         floats = {name for name, v in type(method)().settings().items() if type(v) is float}
         values = self.model_dump(mode="json", exclude={"epsilon"})
+        for name in _LATER:  # older rows do not have these
+            if values[name] is None:
+                del values[name]
         return values | {
             "target_epsilon": self.epsilon,
             "clipping": str(self.clipping or method.clipping),

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vestige.lab.definition import Experiment
-from vestige.lab.grid import COLUMNS, Row, fair_cells, tasks_of
+from vestige.lab.grid import COLUMNS, Row, fair_cells, seen, tasks_of
 from vestige.lab.statistics import (
     PairedTest,
     corrected,
@@ -56,11 +56,11 @@ def rows_of(experiment: Experiment, rows: Mapping[str, Row]) -> list[Row]:
     """
     places = ("column", "role", "label")
     return [
-        rows[task.hash]
+        row
         | {name: getattr(task, name) for name in places}
         | {"experiment": experiment.name, "cell": dict(task.cell)}
         for task in tasks_of(experiment, rows)
-        if task.hash in rows
+        if (row := seen(task, rows)) is not None
     ]
 
 
@@ -131,10 +131,13 @@ def _fair(experiment: Experiment, rows: Sequence[Row]) -> list[Numbers]:
         cell = {"dataset": dataset, "epsilon": epsilon}
         line = _line(matching(finals, cell, arm.label), experiment.targets.get(dataset))
         tuned = matching(tuning, cell, arm.label)
-        tried = {_candidate(row, arm.choices): row["final_accuracy"] for row in tuned}
+        tried: dict[str, list[float]] = {}
+        for row in tuned:
+            tried.setdefault(_candidate(row, arm.choices), []).append(row["final_accuracy"])
+        tuning_means = {name: math.fsum(seeds) / len(seeds) for name, seeds in tried.items()}
         head = {"label": arm.label, "expected": fair.seeds}
         lines = cells.setdefault((dataset, epsilon), {"cell": cell, "lines": []})["lines"]
-        lines.append(head | line | {"follows": arm.follows, "tuning": tried})
+        lines.append(head | line | {"follows": arm.follows, "tuning": tuning_means})
     _test(list(cells.values()), finals, fair.arms[0].label, fair.margin)
     return list(cells.values())
 
@@ -196,7 +199,7 @@ def _test(
             runs = {row["seed"]: row for row in own[line["label"]]}
             if line["label"] == reference or not runs or not base:
                 continue
-            if [row["hash"] for row in runs.values()] == [row["hash"] for row in base.values()]:
+            if _numbers(runs.values()) == _numbers(base.values()):
                 line["same_runs"] = reference
                 continue
             pair = [
@@ -212,6 +215,11 @@ def _test(
                 line["equivalence"] = asdict(equivalence(apart, margin))
     for line, test in zip(lines, corrected(tests), strict=True):
         line["against_reference"] = asdict(test)
+
+
+def _numbers(runs: Iterable[Row]) -> list[tuple[str, bool]]:
+    """What tells the numbers of some runs from those of others."""
+    return [(row["hash"], row.get("averaged", False)) for row in runs]
 
 
 def _panels(experiment: Experiment, rows: Sequence[Row]) -> list[Numbers]:

@@ -58,7 +58,7 @@ def make_row(
 
 def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tuple[Row, str]:
     record = _Record(run, watch)
-    data, digest = _prepared(run)
+    data, digest = _prepared(run, device)
     session = training.prepare(run.train_config(device), optimizer=_optimizer(run), dataset=data)
     record.ledger = session.engine.ledger.merged
     result = session.run(record)
@@ -70,6 +70,7 @@ def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tup
         **{name: task.config[name] for name in _OF_CONFIG},
         "data": digest,
         "final_accuracy": result["accuracy"],
+        **({"averaged_accuracy": result["averaged_accuracy"]} if run.averaging else {}),
         "best_accuracy": record.best,
         "final_loss": _rounded(result["loss"]),
         "epsilon_marginal": record.marginal,
@@ -207,11 +208,26 @@ def _optimizer(run: RunSetting) -> Callable[..., torch.optim.Optimizer] | None:
     return functools.partial(torch.optim.SGD, momentum=run.momentum)
 
 
-def _prepared(run: RunSetting) -> tuple[Dataset, str]:
+def _prepared(run: RunSetting, device: str) -> tuple[Dataset, str]:
     held_out = run.validation_range or run.test_range
     assert held_out is not None
     tuning = run.validation_range is not None
-    return _load(run.dataset, tuple(run.train_range), tuple(held_out), tuning)
+    asked = run.dataset, tuple(run.train_range), tuple(held_out), tuning
+    return _featured(*asked, device) if run.model == "scatter" else _load(*asked)
+
+
+@functools.lru_cache(maxsize=1)
+def _featured(
+    name: str, train: tuple[int, ...], held_out: tuple[int, ...], validation: bool, device: str
+) -> tuple[Dataset, str]:
+    """The data with their scattering features, which all runs in a row share."""
+    from vestige.train import models
+    from vestige.train.recipes.features import with_features
+
+    data, digest = _load(name, train, held_out, validation)
+    where = training.device_of(device)
+    model = models.build("scatter", data.input_shape, data.classes, 0).to(where)
+    return with_features(data, model, where, lambda _: None), digest
 
 
 @functools.lru_cache(maxsize=4)

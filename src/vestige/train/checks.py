@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import ConfigError
+from vestige.train.schema import Schema
 
 
 def check_one_of(config: Any, *names: str) -> None:
@@ -49,3 +50,21 @@ def check_out(folder: Path, fresh: bool) -> None:
         raise ConfigError(
             f"out {str(folder)!r} cannot be made: {str(nearest)!r} is not writable; give another."
         )
+
+
+def check_units(config: Any, schema: Schema) -> Schema:
+    """The schema, which must not have a model learn from ids."""
+    if config.units is not None and (schema.image or config.units in schema.columns):
+        why = "are images" if schema.image else "has it as a column to learn from"
+        raise ConfigError(
+            f"units {config.units} for data whose schema {why}: give a table, and leave the "
+            "column of ids out of its schema."
+        )
+    for name in ("train_size", "evaluate_epsilon"):
+        if config.units is not None and getattr(config, name) is not None:
+            raise ConfigError(
+                f"{name} {getattr(config, name)} goes by records, and units {config.units} "
+                "protects users: one user less would let others in, or change several. Leave "
+                "it out."
+            )
+    return schema

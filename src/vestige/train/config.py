@@ -30,7 +30,7 @@ from vestige.privacy.options import (
     Options,
     Positive,
 )
-from vestige.train.checks import check_lot, check_one_of, check_out
+from vestige.train.checks import check_lot, check_one_of, check_out, check_units
 from vestige.train.recipes.catalogue import RECIPES, filled_in
 from vestige.train.schema import TASKS, Schema, is_own, read_schema
 
@@ -321,7 +321,7 @@ class TrainConfig(Options):
                 raise ConfigError(
                     f"task {self.task!r} is for .npz files: of {path.name} the schema says it."
                 )
-            return self._for_units(read_schema(path, self.schema_file, self.target))
+            return check_units(self, read_schema(path, self.schema_file, self.target))
         for name in ("target", "schema_file", "units"):
             if getattr(self, name):
                 raise ConfigError(
@@ -329,23 +329,6 @@ class TrainConfig(Options):
                     "out."
                 )
         return None
-
-    def _for_units(self, schema: Schema) -> Schema:
-        """The schema, which must not have a model learn from ids."""
-        if self.units is not None and (schema.image or self.units in schema.columns):
-            why = "are images" if schema.image else "has it as a column to learn from"
-            raise ConfigError(
-                f"units {self.units} for data whose schema {why}: give a table, and leave the "
-                "column of ids out of its schema."
-            )
-        for name in ("train_size", "evaluate_epsilon"):
-            if self.units is not None and getattr(self, name) is not None:
-                raise ConfigError(
-                    f"{name} {getattr(self, name)} goes by records, and units {self.units} "
-                    "protects users: one user less would let others in, or change several. Leave "
-                    "it out."
-                )
-        return schema
 
     @property
     def chosen_model(self) -> str:

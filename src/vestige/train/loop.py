@@ -23,13 +23,14 @@ from vestige import methods
 from vestige.checks import finite
 from vestige.engine.ending import ending
 from vestige.engine.forecast import events_ahead, lots_until
-from vestige.errors import BudgetExhausted, ConfigError
+from vestige.errors import BudgetExhausted
 from vestige.privacy import accounting
 from vestige.privacy.accounting import computed_every, epsilon_on_the_way
 from vestige.privacy.ending import AS_PLANNED
 from vestige.statement import claim
 from vestige.statement.words import sentence
 from vestige.train.config import TrainConfig
+from vestige.train.engine_options import noise_form, physical_rows, rows_at_once, unit
 from vestige.train.interrupt import Interrupt
 
 if TYPE_CHECKING:
@@ -47,11 +48,6 @@ OWN_HELD_OUT = (
 
 # The settings that a result repeats.
 _REPEATED = "dataset model delta target_epsilon clip lr seed repeatable_noise max_epsilon".split()
-# How many rows go through a model at once: memory must not grow with the lot.
-ROWS_AT_ONCE = {"linear": 4096, "mlp": 4096, "cnn": 1024, "scatter": 4096}
-ROWS_AT_ONCE |= {"resnet18": 128, "wrn": 128}
-_ROWS_OF_OWN = 256  # of a model that is somebody's own
-_DIGITS = ("digits", "mnist", "svhn")  # a mirrored one is another sign, or none
 
 
 @dataclass(frozen=True)
@@ -112,10 +108,10 @@ class Session:
             module=model,
             optimizer=self.optimizer,
             data_loader=DataLoader(TensorDataset(*self.train_data), batch_size=config.chosen_lot),
-            **_noise_form(config, prepared.noise, prepared.groups),
+            **noise_form(config, prepared.noise, prepared.groups),
             clipping=config.chosen_clipping,
             method=methods.resolve(config.method, config.settings),
-            max_physical_batch_size=_physical_rows(config),
+            max_physical_batch_size=physical_rows(config),
             steps=self.steps,
             averaging=config.averaging,
             history_dtype=getattr(torch, config.history_dtype) if config.history_dtype else None,
@@ -125,7 +121,7 @@ class Session:
             data_name=Path(config.dataset).name,
             dataset_size=config.dataset_size,
             compile=config.compile,
-            **_unit(config, dataset),
+            **unit(config, dataset),
         )
         self.lines: list[dict[str, Any]] = []
         self.noted: dict[str, Any] = {}  # diagnostics of the epoch under way, by name
@@ -276,13 +272,13 @@ class Session:
         """The scores of the held-out split."""
         from vestige.train.tasks import scores_of
 
-        return scores_of(self.model, self.test_data[0], _rows(self.config))
+        return scores_of(self.model, self.test_data[0], rows_at_once(self.config))
 
     def _evaluate(self, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Mean loss, and how right the predictions are."""
         from vestige.train.tasks import evaluated
 
-        return evaluated(self.dataset, self.model, (x, y), _rows(self.config))
+        return evaluated(self.dataset, self.model, (x, y), rows_at_once(self.config))
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -357,50 +353,6 @@ class Session:
         if self.config.train_loss:
             caveats.append("the training loss is outside the guarantee: do not publish it")
         return caveats
-
-
-def _noise_form(config: TrainConfig, noise: float, groups: tuple[str, ...]) -> dict[str, Any]:
-    """Noise and clip as the engine takes them: jointly, or the papers' sigma_g C_g by group."""
-    if config.group_noise_multiplier is None:
-        return {"noise_multiplier": noise, "max_grad_norm": config.clip}
-    whole = config.clip if isinstance(config.clip, tuple) else (config.clip,) * len(groups)
-    own = (config.group_noise_multiplier,) * len(groups)
-    return {"group_noise_multipliers": own, "max_grad_norm": whole}
-
-
-def _unit(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
-    """The rows of a privacy unit as the engine takes them: views of an image, or a user's."""
-    options: dict[str, Any] = {}
-    if dataset.units is not None:
-        options = {"units": dataset.units, "rows_per_unit": config.rows_per_unit}
-    if config.views is not None:
-        augment = augmentation(config.dataset, dataset, config.mix_views)
-        options |= {"views": config.views, "augment": augment}
-    return options
-
-
-def augmentation(name: str, dataset: Dataset, mix: bool = False) -> Any:
-    """What makes views of images: moved by an eighth, and mirrored, but for digits."""
-    from vestige.sampling.collate import FlipAndCrop
-
-    if len(dataset.input_shape) != 3:
-        raise ConfigError(
-            f"views are for images, and {Path(name).name} holds inputs of shape "
-            f"{dataset.input_shape}: leave views out."
-        )
-    moves = max(1, min(dataset.input_shape[1:]) // 8)
-    return FlipAndCrop(moves, flip=name not in _DIGITS, mix=mix)
-
-
-def _physical_rows(config: TrainConfig) -> int | None:
-    """The rows that a model runs on at once; None where a method needs the lot in one piece."""
-    looks = methods.resolve(config.method, config.settings).looks
-    of_unit = (config.views or 1) * (config.rows_per_unit or 1)
-    return max(_rows(config), of_unit) if looks == 1 else None
-
-
-def _rows(config: TrainConfig) -> int:
-    return ROWS_AT_ONCE.get(config.chosen_model, _ROWS_OF_OWN)
 
 
 def versions() -> dict[str, str]:

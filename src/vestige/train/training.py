@@ -145,7 +145,7 @@ def prepare(
     from vestige.train import models
     from vestige.train.recipes.features import with_features
 
-    device = _device(config.device)
+    device = device_of(config.device)
     if dataset is None:
         dataset = load_data(config, config.seed)
     records = config.dataset_size or dataset.protected
@@ -254,7 +254,7 @@ def _check_bounds(clip: float | tuple[float, ...], groups: tuple[str, ...]) -> N
         )
 
 
-def _device(name: str) -> str:
+def device_of(name: str) -> str:
     """The torch device for a name that `TrainConfig` has accepted."""
     import torch
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.experiments import FAIR, TOY, written
 from vestige.errors import ConfigError
-from vestige.lab.definition import Candidate
+from vestige.lab.arms import Candidate
 
 STUDY = """
 name = "study"

@@ -16,8 +16,7 @@ from tests.support.training import (
 from vestige import methods
 from vestige.errors import ConfigError
 from vestige.train import config as settings
-from vestige.train import data, models
-from vestige.train import loop as session
+from vestige.train import data, engine_options, models
 from vestige.train.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 def test_names_are_those_of_the_rooms_that_need_torch() -> None:
     assert settings.DATASETS == data.DATASETS
     assert settings.MODELS == models.MODELS
-    assert set(session.ROWS_AT_ONCE) == set(models.MODELS)
+    assert set(engine_options.ROWS_AT_ONCE) == set(models.MODELS)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from tests.support.training import (
 )
 from vestige.gradients.graphs import Graph
 from vestige.train import data, models
-from vestige.train import loop as session
 from vestige.train.training import Progress, prepare, train
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -101,18 +100,6 @@ def test_the_loop_ends_after_the_lot_at_which_it_is_asked_to() -> None:
         told = list(made.lots(lambda: made.engine.released == 3))
     assert [(p.step, p.metrics is not None) for p in told[-2:]] == [(3, False), (3, True)]
     assert made.result()["interrupted"] is True
-
-
-def test_a_lot_in_pieces_is_one_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny(noise_seed=5)
-    whole = train(config)
-    monkeypatch.setitem(session.ROWS_AT_ONCE, "linear", 3)
-    steps: list[int] = []
-    pieces = train(config, progress=lambda p: steps.append(p.step))
-    assert pieces["steps"] == whole["steps"] == 7
-    assert steps == [0, 0, 0, 1, 2, 3, 4, 5, 5, 6, 7, 7]
-    for name, value in weights(whole).items():
-        torch.testing.assert_close(weights(pieces)[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_ctrl_c_before_the_first_lot_reports_nothing_spent() -> None:

@@ -29,8 +29,7 @@ from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
 from vestige.train import models
 from vestige.train.config import TrainConfig
-from vestige.train.loop import augmentation
-from vestige.train.training import load_data, train
+from vestige.train.training import train
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -264,18 +263,3 @@ def test_bfloat16_learns_nearly_the_same_and_is_said(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "b" / "config.json").read_text())["precision"] == "bfloat16"
     weights = torch.load(tmp_path / "b" / "model.pt", weights_only=True)
     assert {value.dtype for value in weights.values()} == {torch.float32}
-
-
-def test_views_are_for_images(tmp_path: Path) -> None:
-    path = write_table(tmp_path / "t.csv")
-    with pytest.raises(ConfigError, match=r"views are for images, and t\.csv"):
-        train(TrainConfig(dataset=str(path), views=2, lot=8, steps=1, out=tmp_path / "run"))
-
-
-@pytest.mark.parametrize(("name", "flips"), [("digits", False), ("cifar10", True)])
-def test_a_digit_is_not_mirrored(name: str, flips: bool) -> None:
-    data = load_data(TrainConfig(), 0)
-    image = torch.arange(64.0).view(1, 8, 8)
-    views = augmentation(name, data).views(image[None], 200)
-    rising = (views.diff(dim=3) > 0).float().mean((1, 2, 3)) > 0.5
-    assert bool((~rising).any()) == flips

@@ -8,7 +8,8 @@ from typing import Any
 
 from vestige.checks import round_up
 from vestige.lab import rendering, wording
-from vestige.lab.definition import Arm, Experiment, FairArm
+from vestige.lab.arms import Arm, FairArm
+from vestige.lab.definition import Experiment
 from vestige.lab.grid import count_of
 from vestige.lab.plots import Plot
 from vestige.lab.report import downloads

@@ -68,13 +68,13 @@ def with_features(
     if not isinstance(model, OnFeatures) or dataset.features is not None:
         return dataset
     splits = dataset.x_train, dataset.x_test
-    made = [torch.empty(len(inputs), *model.shape) for inputs in splits]
+    made = [torch.empty(len(inputs), *model.shape, device=device) for inputs in splits]
     done, total = 0, sum(map(len, splits))
     for inputs, out in zip(splits, made, strict=True):
         for start in range(0, len(inputs), _IMAGES_AT_ONCE):
             rows = slice(start, start + _IMAGES_AT_ONCE)
             with torch.no_grad():
-                out[rows] = model.features(inputs[rows].to(device)).to("cpu")
+                out[rows] = model.features(inputs[rows].to(device))
             done += len(inputs[rows])
             tell(done / total)
     return replace(dataset, features=(made[0], made[1]))
