@@ -22,7 +22,7 @@ class Recipe:
 RECIPES: Mapping[str, Recipe] = {
     "scatter": Recipe(
         "a linear model on scattering features of images (Tramer and Boneh, arXiv 2011.11660)",
-        {"model": "scatter", "lot": 8192, "epochs": 60, "lr": 0.4, "momentum": 0.9},
+        {"model": "scatter", "lot": 8192, "epochs": 60, "lr": 0.2, "momentum": 0.9},
     ),
     "wrn": Recipe(
         "WRN-16-4 from scratch on images, four views of each, for a GPU (De et al., arXiv "

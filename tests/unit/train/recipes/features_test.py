@@ -23,13 +23,6 @@ def test_scores_of_features_are_those_of_the_inputs():
     assert torch.equal(model(model.features(x)), model(x))
 
 
-def test_every_group_of_features_is_normalised_in_its_image():
-    model = build("scatter", (1, 16, 16), 4, seed=0)
-    groups = model.features(100 * torch.rand(3, 1, 16, 16)).view(3, 9, -1)
-    assert torch.allclose(groups.mean(2), torch.zeros(3, 9), atol=1e-5)
-    assert torch.allclose(groups.var(2, correction=0), torch.ones(3, 9), atol=0.01)
-
-
 def test_features_are_computed_once_and_told():
     model, dataset = build("scatter", (1, 8, 8), 10), load("digits", None, 300, 50, 0)
     heard: list[float] = []
@@ -64,7 +57,7 @@ def test_a_run_trains_on_features_and_its_model_takes_images(tmp_path):
         seed=0,
         noise_seed=3,
     )
-    assert (config.chosen_model, config.momentum, config.chosen_lr) == ("scatter", 0.9, 0.4)
+    assert (config.chosen_model, config.momentum, config.chosen_lr) == ("scatter", 0.9, 0.2)
     result = train(config)
     assert result["accuracy"] > 0.6
     assert result["parameters"] == 81 * 4 * 10 + 10
