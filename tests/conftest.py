@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import tomllib
 from collections import Counter
@@ -30,6 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         test, _, case = item.nodeid.partition("[")
         if test in kept and case.removesuffix("]") not in kept[test]:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of every later round of the garbage collector."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
