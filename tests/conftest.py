@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import tomllib
 from collections import Counter
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 SLOW = Path(__file__).parent / "slow.toml"
+# No test fails because the machine is busy.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_configure() -> None:
@@ -24,12 +30,20 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow what slow.toml names, but for the cases that it keeps."""
-    entries = tomllib.loads(SLOW.read_text())["slow"]
-    kept = {entry["tests"]: entry.get("keep", []) for entry in entries}
+    entries = {entry["tests"]: entry for entry in tomllib.loads(SLOW.read_text())["slow"]}
     for item in items:
-        test, _, case = item.nodeid.partition("[")
-        if test in kept and case.removesuffix("]") not in kept[test]:
+        test, _, rest = item.nodeid.partition("[")
+        entry, case = entries.get(test), rest.removesuffix("]")
+        if entry is None or case in entry.get("keep", []):
+            continue
+        if any(fnmatchcase(case, pattern) for pattern in entry.get("cases", ["*"])):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and collected tests out of every later round of the garbage collector."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

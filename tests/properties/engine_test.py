@@ -464,11 +464,11 @@ LOW = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def test_the_engine_is_the_loop():
-    against_the_loop(150)
+    against_the_loop(75)
 
 
 def test_the_bound_holds_in_lower_precision():
-    within_the_bound(60)
+    within_the_bound(30)
 
 
 @pytest.mark.slow

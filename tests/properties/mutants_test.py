@@ -15,6 +15,7 @@ from vestige.audit.verify import CHECKS, verify
 from vestige.methods import resolve
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
+UNBROKEN = {f"{mutant.method} {mutant.clipping}": mutant for mutant in MUTANTS}
 # Those that must be there, whatever else is.
 DEMANDED = (
     "noise halved",
@@ -37,26 +38,34 @@ DEMANDED = (
 )
 
 
-def caught_by(mutant, monkeypatch, quick=True):
+def caught_by(mutant, monkeypatch, checks=CHECKS, quick=True):
     """The checks that notice the mutant, with the kinds of their findings."""
     mutant.break_it(monkeypatch)
-    found = verify(resolve(mutant.method), seed=1, quick=quick, clipping=mutant.clipping)
+    found = verify(
+        resolve(mutant.method), checks=checks, seed=1, quick=quick, clipping=mutant.clipping
+    )
     return {r.check: {f.what for f in r.findings} for r in found.reports if r.findings}
 
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_the_mutant_is_caught_by_the_checks_that_are_named_for_it(name, monkeypatch):
     mutant = BY_NAME[name]
-    found = caught_by(mutant, monkeypatch)
+    found = caught_by(mutant, monkeypatch, tuple(mutant.caught))
     assert set(found) == set(mutant.caught)
     for check, what in mutant.caught.items():
         assert what in found[check]
 
 
-@pytest.mark.parametrize("place", range(len({(str(m.method), str(m.clipping)) for m in MUTANTS})))
-def test_what_is_not_broken_passes_every_check(place):
-    different = {(str(m.method), str(m.clipping)): m for m in MUTANTS}
-    mutant = list(different.values())[place]
+@pytest.mark.parametrize("name", BY_NAME)
+def test_no_other_check_notices_the_mutant(name, monkeypatch):
+    mutant = BY_NAME[name]
+    others = tuple(check for check in CHECKS if check not in mutant.caught)
+    assert caught_by(mutant, monkeypatch, others) == {}
+
+
+@pytest.mark.parametrize("kind", UNBROKEN)
+def test_what_is_not_broken_passes_every_check(kind):
+    mutant = UNBROKEN[kind]
     found = verify(resolve(mutant.method), seed=1, quick=True, clipping=mutant.clipping)
     assert [str(f) for report in found.reports for f in report.findings] == []
     assert found.passed

@@ -25,7 +25,7 @@ def walked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
 
     def walk(world):
-        return together(f"{WALK},{MORE[world]}", world, folder / str(world), 250, "fsdp_program")
+        return together(f"{WALK},{MORE[world]}", world, folder / str(world), "fsdp_program")
 
     with ThreadPoolExecutor() as pool:  # one process waits beside two
         first = {world: pool.submit(walk, world) for world in (0, 2)}

@@ -1,4 +1,7 @@
-"""`vestige train` and `vestige resume` under torchrun: rank 0 writes one folder."""
+"""`vestige train` and `vestige resume` under torchrun: rank 0 writes one folder.
+
+Standalone: two of them beside each other would want the same port otherwise.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
+
+from tests.support.experiments import wait_for
+from tests.support.program import run_json
 
 TRAIN = ["train", "--dataset", "digits", "--epochs", "2", "--noise-seed", "5", "--method", "fo"]
 
@@ -18,7 +23,7 @@ TRAIN = ["train", "--dataset", "digits", "--epochs", "2", "--noise-seed", "5", "
 def command(world, *words):
     start = [sys.executable]
     if world:
-        start += ["-m", "torch.distributed.run", "--nproc-per-node", str(world)]
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     return [*start, "-m", "vestige", *words]
 
 
@@ -36,14 +41,14 @@ def vestige(folder, world, *words):
 
 
 def done(process):
-    said, errors = process.communicate(timeout=150)
+    said, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     return said
 
 
 @pytest.fixture
-def alone(tmp_path):
-    done(vestige(tmp_path, 0, *TRAIN, "--out", "alone", "--json"))
+def alone(tmp_path, empty_folder):
+    run_json(*TRAIN, "--out", "alone")
     return torch.load(tmp_path / "alone" / "model.pt")
 
 
@@ -62,11 +67,9 @@ def test_two_ranks_write_one_folder_with_the_weights_of_one_process(tmp_path, al
 
 def test_a_run_of_two_ranks_is_interrupted_and_goes_on_alone(tmp_path, alone):
     process = vestige(tmp_path, 2, *TRAIN, "--out", "run", "--checkpoint-every", "1")
-    until = time.time() + 60
-    while not (tmp_path / "run" / "checkpoint.pt").exists() and time.time() < until:
-        time.sleep(0.05)
+    wait_for((tmp_path / "run" / "checkpoint.pt").exists)
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=100)
+    process.communicate(timeout=600)
     done(vestige(tmp_path, 0, "resume", "run"))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["steps"] == json.loads((tmp_path / "alone/result.json").read_text())["steps"]

@@ -19,7 +19,9 @@ import time
 import traceback
 from pathlib import Path
 
+import dp_accounting  # noqa: F401 - what a run imports later is there before the first fork
 import torch
+import torch._dynamo
 
 from tests.support.small_runs import SETTINGS
 from vestige.privacy import accounting

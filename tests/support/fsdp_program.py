@@ -1,11 +1,10 @@
-"""What one rank does with a sharded model: `python -m tests.support.fsdp_program TASK ...`.
+"""What one rank does with a sharded model, forked by `ranks.py`.
 
 World 0 is one process with the same model unsharded, as in `rank_program`.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from unittest import mock
 
 import torch
@@ -17,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.support.rank_program import main
+from tests.support import rank_program
 from tests.support.small_runs import N, closure_of, flat, private, run
 from vestige import PrivacyEngine
 from vestige.errors import VestigeError
@@ -140,7 +139,7 @@ def saved(folder):
     """Two steps, or two more from the checkpoint that is there; with a frozen base and in full."""
     reached = {"folder": str(folder)}
     for full in (False, True):
-        path = Path(folder) / f"checkpoint.{full}"
+        path = folder / f"checkpoint.{full}"
         engine, net, *rest = _to_save(full)
         if path.exists():
             engine.load_checkpoint(path)
@@ -306,5 +305,5 @@ def _sgd(parameters):
     return torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.05)
 
 
-if __name__ == "__main__":
-    main(globals())
+def main(*which):
+    rank_program.main(*which, tasks=globals())

@@ -1,17 +1,14 @@
-"""What one rank of several does: `python -m tests.support.rank_program TASK RANK WORLD FOLDER`.
+"""What one rank of several does, forked by `ranks.py`.
 
-World 0 is one process without a group. What a task returns lands in FOLDER/RANK.pt.
+World 0 is one process without a group. What a task returns lands in FOLDER/TASK.RANK.pt.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -250,7 +247,7 @@ def other_settings(folder):
 
 def exhausted(folder):
     """A budget that ends in the middle, with a ledger file that only rank 0 has."""
-    engine = PrivacyEngine("rdp", ledger=Path(folder) / "ledger.jsonl")
+    engine = PrivacyEngine("rdp", ledger=folder / "ledger.jsonl")
     model = net()
     model, optimizer, loader = engine.make_private(
         module=model,
@@ -276,7 +273,7 @@ def _data():
 
 def saved(folder):
     """Three steps, or three more from the checkpoint that is there."""
-    path = Path(folder) / "checkpoint"
+    path = folder / "checkpoint"
     engine, *rest = private("fo", steps=9)
     if path.exists():
         engine.load_checkpoint(path)
@@ -287,7 +284,7 @@ def saved(folder):
 
 def killed(folder):
     """Rank 1 waits for its end in the middle of a lot; rank 0 has charged it."""
-    engine = PrivacyEngine("rdp", ledger=Path(folder) / "ledger.jsonl")
+    engine = PrivacyEngine("rdp", ledger=folder / "ledger.jsonl")
     model = net()
     model, optimizer, loader = engine.make_private(
         module=model,
@@ -301,8 +298,8 @@ def killed(folder):
     try:
         for x, y in loader:
             if engine.released == 2 and dist.get_rank() == 1:
-                (Path(folder) / "waiting").touch()
-                time.sleep(60)
+                (folder / "waiting").touch()
+                time.sleep(600)
             began = time.time()
             optimizer.step(closure_of(model, optimizer, x, y))
     except VestigeError as error:
@@ -311,22 +308,17 @@ def killed(folder):
     return {"error": ""}
 
 
-def main(tasks):
-    task, rank, world, folder = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4]
+def main(task, rank, world, folder, tasks=None):
+    """Do the tasks one after the other, in one group."""
     torch.set_num_threads(1)
     if world:
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{folder}/meeting.{task}.{world}",
+            init_method=f"file://{folder}/meeting.{world}",
             rank=rank,
             world_size=world,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(seconds=300),
         )
     for one in task.split(","):
-        torch.save(tasks[one](folder), Path(folder) / f"{one}.{rank}.pt")
-    (Path(folder) / f"done.{rank}").write_text(json.dumps(task))
+        torch.save((tasks or globals())[one](folder), folder / f"{one}.{rank}.pt")
     os._exit(0)  # a rank that is gone must not hold the others up
-
-
-if __name__ == "__main__":
-    main(globals())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import gc
 import io
 import itertools
 import json
@@ -29,6 +28,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from tests.support.garbage import gone
 from tests.support.loops import (
     epoch,
     lot_sum,
@@ -965,8 +965,7 @@ def test_pitfall_41_a_batch_is_forgotten_after_its_step(clipping):
         step(model, optimizer, x, y)
         kept.append(weakref.ref(x))
     del x, y
-    gc.collect()
-    assert [ref for ref in kept if ref() is not None] == []
+    assert gone(*kept)
 
 
 Found = collections.namedtuple("Found", ["epsilon", "noise"])

@@ -72,8 +72,8 @@ def workers(path: Path, out: Path, count: int) -> list[subprocess.Popen[bytes]]:
 
 def test_workers_share_a_grid_and_run_no_row_twice(tmp_path: Path) -> None:
     toy = written(tmp_path, TOY.replace("seeds = 2", "seeds = 60"))
-    for worker in workers(toy.path, tmp_path, 3):
-        assert worker.wait(timeout=300) == 0
+    for worker in workers(toy.path, tmp_path, 2):
+        assert worker.wait(timeout=600) == 0
     hashes = {task.hash for task in tasks_of(toy, {})}
     assert len(hashes) == 120
     assert Counter(row["hash"] for row in stored(tmp_path)) == Counter(hashes)
@@ -93,7 +93,7 @@ def test_killed_workers_lose_and_double_no_row(tmp_path: Path) -> None:
         assert now.startswith(b"".join(kept))  # nothing that was there is gone or changed
         kept = now[: now.rfind(b"\n") + 1].splitlines(keepends=True)
     (last,) = workers(toy.path, tmp_path, 1)
-    assert last.wait(timeout=300) == 0
+    assert last.wait(timeout=600) == 0
     assert Counter(row["hash"] for row in stored(tmp_path)) == Counter(
         task.hash for task in tasks_of(toy, {})
     )
@@ -108,10 +108,8 @@ def test_the_runner_killed_in_the_middle_continues(tmp_path: Path) -> None:
     first.communicate()
     before = (out / ROWS).read_bytes()
     assert first.returncode == -signal.SIGKILL
-    second = command(toy, out, "--workers", "2")
-    _, said = second.communicate(timeout=300)
-    assert second.returncode == 0, said
-    assert "8 of 8 rows" in said
+    outcome = quiet(Request(experiments=(toy,), out=out))
+    assert (outcome.total, outcome.finished, outcome.failures) == (8, 8, [])
     whole = before[: before.rfind(b"\n") + 1]
     assert (out / ROWS).read_bytes().startswith(whole)
     assert Counter(row["hash"] for row in stored(out)) == Counter(
@@ -124,7 +122,7 @@ def test_ctrl_c_keeps_rows_and_says_how_to_continue(tmp_path: Path) -> None:
     running = command(toy, tmp_path / "out", "--workers", "2")
     wait_for(lambda: len(Rows(tmp_path / "out").refresh()) >= 1)
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=300)
+    _, said = running.communicate(timeout=600)
     assert running.returncode == 130
     assert f"continue with `vestige reproduce {toy.path}" in said and "--workers 2" in said
     assert "interrupted" in said
