@@ -12,10 +12,9 @@ much memory it uses follow the number of trials: whoever watches the machine is 
 
 from __future__ import annotations
 
-import gc
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +34,7 @@ from vestige.train.tune import trial
 from vestige.train.tune.candidates import Candidate, candidates
 from vestige.train.tune.cost import charge
 from vestige.train.tune.prepared import Plan, planned
+from vestige.train.tune.trial import Setup
 from vestige.train.tune.writing import Winner, write
 
 TRIALS, CANDIDATE, SEED = b"number of trials", b"candidate of trial", b"seed of trial"
@@ -117,7 +117,8 @@ def tune(search: Search, tell: Tell | None = None) -> dict[str, Any]:
                 raise
             begun = datetime.now()
             tell(Progress("searching; how many trials there are is secret"))
-            winner = _best(search, plan, lambda: interrupt.pending)
+            secret = Randomness(search.base.noise_seed)
+            winner = best_of(search.law, plan.setups, secret, lambda: interrupt.pending)
             if winner is None:
                 return _stopped(plan)
             tell(Progress("writing the winner"))
@@ -134,22 +135,20 @@ def _stopped(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _best(search: Search, plan: Plan, stop: Callable[[], bool]) -> Winner | None:
-    """The best of a random number of trials; None where the search was stopped."""
-    secret = Randomness(search.base.noise_seed)
-    best: tuple[float, float] = (-math.inf, 0.0)
-    winner: Winner | None = None
-    for number in range(search.law.draw(lambda k: float(secret.uniforms(TRIALS, k, 1)[0]))):
+def best_of(
+    law: Law, setups: Sequence[Setup], secret: Randomness, stop: Callable[[], bool]
+) -> Winner | None:
+    """The best of a random number of trials on drawn setups; None where the search was stopped."""
+    best, winner = (-math.inf, 0.0), None
+    for number in range(law.draw(lambda k: float(secret.uniforms(TRIALS, k, 1)[0]))):
         draw, tie = secret.uniforms(CANDIDATE, number, 2).tolist()
-        place = min(int((1 - draw) * len(plan.setups)), len(plan.setups) - 1)
+        place = min(int((1 - draw) * len(setups)), len(setups) - 1)
         seed = None
         if secret.repeatable:
             seed = int.from_bytes(secret.stream(SEED, number).update(bytes(8)), "big")
-        outcome = None if stop() else trial.run(plan.setups[place], seed, stop)
+        outcome = None if stop() else trial.run(setups[place], seed, stop)
         if outcome is None:
             return None
         if (outcome.score, tie) > best:
             best, winner = (outcome.score, tie), Winner(place, outcome)
-        del outcome
-        gc.collect()  # a model holds itself; the memory of one trial is enough
     return winner

@@ -9,6 +9,7 @@ weights, no generator, no ledger, and no notes of who has trained on the same te
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import warnings
@@ -56,11 +57,15 @@ class Setup:
         made = methods.resolve(config.method, config.settings).make_optimizer
         if config.momentum:
             made = partial(made, momentum=config.momentum)
-        # Tensors of its own: an engine counts the others on the same tensors in its caveats.
-        own = replace(data, x_train=data.x_train.clone(), y_train=data.y_train.clone())
-        if data.features is not None:
-            own = replace(own, features=(data.features[0].clone(), data.features[1]))
-        return Session(config, own, model, made, self.device, self.known)
+        return Session(config, own_tensors(data), model, made, self.device, self.known)
+
+
+def own_tensors(data: Dataset) -> Dataset:
+    """Copies to train on: an engine's caveats count other engines on the same tensors."""
+    own = replace(data, x_train=data.x_train.clone(), y_train=data.y_train.clone())
+    if data.features is None:
+        return own
+    return replace(own, features=(data.features[0].clone(), data.features[1]))
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,9 @@ def run(setup: Setup, noise_seed: int | None, stop: Callable[[], bool]) -> Outco
         except Exception as error:  # a trial that fails is one with the lowest score, and no sign
             told = str(error) if isinstance(error, VestigeError) else type(error).__name__
             return Outcome(-1.0, {}, {}, [], None, told)
+        finally:
+            if setup.device != "cpu":
+                gc.collect()  # a model holds itself, and a GPU has memory for few
     if not stays_within(spent, setup.event):
         raise PrivacyError(
             f"a run of {setup.config.method} cost more than was planned for a trial: the search is "
