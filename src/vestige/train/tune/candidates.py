@@ -14,7 +14,7 @@ from vestige.errors import ConfigError
 from vestige.train.config import TrainConfig
 
 FIELDS = "lr clip lot epochs steps momentum model method clipping noise_multiplier views".split()
-_MOST = 10_000  # each is prepared once before anything is spent
+_MOST = 1000  # each is prepared once before anything is spent
 _LEFT_OUT = {
     "out": "a search has a folder of its own",
     "max_epsilon": "every trial runs to its end",
