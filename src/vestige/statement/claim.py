@@ -215,7 +215,7 @@ def _guarantee(claim: Claim) -> dict[str, Any]:
         else curves.epsilons(claim.counted, [claim.delta], name)[0]
         for name in accounting.ACCOUNTANTS
     }
-    facts = {"released": claim.released, "planned": claim.plan.steps}
+    facts = {"released": claim.released, "planned": claim.plan.steps, "search": claim.search}
     end = {"kind": claim.end.kind, "text": sentence("ended", claim.end, **facts)}
     return {
         "kind": accounting.guarantee(claim.epsilon, claim.plan.adjacency),

@@ -29,7 +29,6 @@ from vestige.train.tune.cost import ACCOUNTANT, METHOD
 from vestige.train.tune.prepared import Plan
 from vestige.train.tune.trial import Outcome
 
-_EXACT = "accuracy loss metrics averaged_accuracy averaged_loss".split()
 _NOISY = "the held-out split, through one noisy release of every trial, which its own ledger holds"
 _PUBLIC = "the held-out split, which is public or was declared so"
 
@@ -128,7 +127,8 @@ def _result(
     facts = together([bill.before, bill.facts])
     result = dict(outcome.result)
     if plan.held_out is not None:  # exact figures of records that are protected are not kept
-        result = {name: value for name, value in result.items() if name not in _EXACT}
+        result = {name: value for name, value in result.items() if not name.startswith("averaged")}
+        result |= {"accuracy": None, "loss": None, "metrics": {}}
         result["held_out_release"] = from_hits(dataset, outcome.score) | {
             "epsilon": plan.held_out.alone,
             "epsilon_of_ledger": finite(plan.held_out.epsilon),

@@ -54,6 +54,7 @@ def test_the_claim_is_that_of_the_whole_search_by_the_papers_theorem(tmp_path: P
     page = (tmp_path / "a" / "statement.md").read_text()
     assert "the figure contains all of it" in page and "the whole search an epsilon" in page
     assert "Nothing was declared about tuning" not in page
+    assert "the claim is that of the whole search" in page
     assert "One charge for the whole search" in page and "(trial of a search)" in page
 
 
@@ -329,8 +330,7 @@ def test_scores_on_own_records_are_noisy_and_charged_as_a_search(
         Selection(law, (((1.0, noisy["noise_std"], 1),),))
     ]
     assert accounting.epsilon(held_out, 1e-5) == noisy["epsilon"]
-    for name in ("accuracy", "loss", "metrics"):
-        assert name not in result
+    assert not any(result.get(name) for name in ("accuracy", "loss", "metrics"))
 
 
 def test_in_test_mode_a_search_repeats_and_is_marked(tmp_path: Path) -> None:
