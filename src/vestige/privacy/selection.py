@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Release = tuple[float, float, int]  # sampling rate, effective noise multiplier, how often
 _LEAST_GAMMA = 1e-4  # below it a search may need more trials than anybody waits for
+_LARGEST_ETA = 10  # the cost grows with it, and nothing is won
 _LEFT_OUT = -80.0  # log of the chance below which numbers of trials are not drawn
 
 
@@ -51,6 +52,8 @@ class Law:
         """The law with this eta and this mean number of trials, which must be above 1."""
         from scipy.optimize import brentq
 
+        if is_number(eta) and eta > _LARGEST_ETA:
+            raise ConfigError(f"eta {eta:g} is above {_LARGEST_ETA}: give one from -1 to there.")
         cls(eta, 0.5)  # refuses a bad eta
         least, most = math.log(_LEAST_GAMMA), math.log1p(-1e-9)
         largest = cls(eta, _LEAST_GAMMA).mean

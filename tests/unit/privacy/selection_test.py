@@ -273,7 +273,13 @@ def test_a_bad_selection_is_refused(selection: Any) -> None:
 
 @pytest.mark.parametrize(
     ("mean", "eta", "message"),
-    [(1, 0, "trials 1"), (2000, 0, "at most"), (math.inf, 1, "trials inf"), (5, -1, "eta -1")],
+    [
+        (1, 0, "trials 1"),
+        (2000, 0, "at most"),
+        (math.inf, 1, "trials inf"),
+        (5, -1, "eta -1"),
+        (5, 11, "eta 11"),
+    ],
 )
 def test_bad_laws_are_refused(mean: float, eta: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
