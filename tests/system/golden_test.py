@@ -41,7 +41,7 @@ COMMANDS = [
     [],
     *([name] for name in "demo schema suggest train predict export budget calibrate".split()),
     *([name] for name in "plan spectrum methods reproduce report compare resume statement".split()),
-    *([name] for name in "audit verify ledger".split()),
+    *([name] for name in "tune audit verify ledger".split()),
     ["ledger", "show"],
     ["ledger", "merge"],
 ]

@@ -221,4 +221,5 @@ class Tape(Observer):
 
 def flat_charges(engine: PrivacyEngine) -> tuple[tuple[float, float], ...]:
     """The charges on the engine's ledger, one by one: (sampling rate, multiplier)."""
-    return tuple(event.key for event in engine.ledger.events for _ in range(event.count))
+    events = engine.ledger.events
+    return tuple((e.sample_rate, e.noise_multiplier) for e in events for _ in range(e.count))

@@ -39,6 +39,8 @@ COMMANDS = {
     "report": "Make tables, plots and report.html: of results from their rows alone, or of a run.",
     "compare": "Compare methods on your data at equal privacy, and say what the whole comparison "
     "costs.",
+    "tune": "Search settings on private data: the best of a secret number of trials, at the cost "
+    "of all.",
     "resume": "Continue a run that was killed or interrupted; of a finished one, print the result.",
     "statement": "What a run promises about privacy, and what it does not: a statement to be "
     "signed.",

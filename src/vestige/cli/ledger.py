@@ -34,6 +34,14 @@ def show(
         what = one_line(run["about"].get("method") or "merged ledgers")
         typer.echo(f"run {one_line(run['run'])}: {what}, {run['releases']} releases")
         for event in run["events"]:
+            if "selection" in event:
+                trials = event["selection"]["trials"]
+                typer.echo(
+                    f"  {event['count']} private search, eta {event['selection']['eta']:g}, gamma "
+                    f"{event['selection']['gamma']:.4g}; a trial releases at most, as [rate, "
+                    f"noise multiplier, count], {' or '.join(map(str, trials))}"
+                )
+                continue
             typer.echo(
                 f"  {event['count']} at sampling rate {event['sample_rate']:.6g}, "
                 f"noise multiplier {event['noise_multiplier']}"

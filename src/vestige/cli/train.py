@@ -19,15 +19,15 @@ from vestige.train.config import DATASETS, TrainConfig
 from vestige.train.ranks import leads
 
 
-def parse_settings(pairs: Iterable[str] | None) -> dict[str, Any]:
+def parse_settings(pairs: Iterable[str] | None, option: str = "--set") -> dict[str, Any]:
     """The settings of a method from KEY=VALUE, each given once."""
     settings: dict[str, Any] = {}
     for pair in pairs or ():
         key, sign, text = (part.strip() for part in pair.partition("="))
         if not key or not sign or not text:
-            raise ConfigError(f"--set {pair!r} is not of the form KEY=VALUE.")
+            raise ConfigError(f"{option} {pair!r} is not of the form KEY=VALUE.")
         if key in settings:
-            raise ConfigError(f"--set {key} is given twice: give it once.")
+            raise ConfigError(f"{option} {key} is given twice: give it once.")
         settings[key] = _value(text)
     return settings
 

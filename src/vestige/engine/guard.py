@@ -22,7 +22,7 @@ from vestige.errors import BudgetExhausted, ConfigError
 from vestige.plan import Table
 from vestige.privacy import accounting
 from vestige.privacy.composition import filter_share
-from vestige.privacy.ledger import Event, merge
+from vestige.privacy.events import Event, Key, counts
 
 if TYPE_CHECKING:
     from vestige.engine.run import Run
@@ -59,7 +59,7 @@ class BudgetGuard:
                 "noise has no guarantee, and its first step would exceed any budget."
             )
         self._accountant, self._ledger, self._run = accountant, run.door.ledger, run
-        self._cleared: Counter[tuple[float, float]] = Counter()  # known to stay within the budget
+        self._cleared: Counter[Key] = Counter()  # known to stay within the budget
 
     @property
     def filters(self) -> bool:
@@ -81,7 +81,7 @@ class BudgetGuard:
         if self.filters:
             if not self.passes_filter(spent + coming):
                 raise self._exhausted("as a Rényi filter")
-        elif not _counts(spent + coming) <= self._cleared and not self._clear(spent, coming_events):
+        elif not counts(spent + coming) <= self._cleared and not self._clear(spent, coming_events):
             raise self._exhausted(f"by {self._accountant}")
 
     def affordable(self, lots: int) -> int:
@@ -90,7 +90,7 @@ class BudgetGuard:
 
         def passes(lots: int) -> bool:
             events = spent + events_ahead(self._run, lots)
-            return self.passes_filter(events) if filters else _counts(events) <= self._cleared
+            return self.passes_filter(events) if filters else counts(events) <= self._cleared
 
         filters = self.filters
         if not filters and lots and not passes(1) and not self._clear(spent, events_ahead):
@@ -124,7 +124,7 @@ class BudgetGuard:
             # The Rényi bound is cheap and above PLD: what it allows is allowed.
             low = max(1, _last(lambda n: fits(n, "rdp"), 0, high))
         low = _last(fits, low, high)
-        self._cleared = _counts(spent + coming(self._run, low))
+        self._cleared = counts(spent + coming(self._run, low))
         return True
 
     def _epsilon(self, events: Sequence[Event]) -> float:
@@ -142,10 +142,6 @@ class BudgetGuard:
 
 def _values(table: Table) -> tuple[float, ...]:
     return table if isinstance(table, tuple) else (table,)
-
-
-def _counts(events: Sequence[Event]) -> Counter[tuple[float, float]]:
-    return Counter({(e.sample_rate, e.noise_multiplier): e.count for e in merge(events)})
 
 
 def _last(holds: Callable[[int], bool], low: int, high: int) -> int:

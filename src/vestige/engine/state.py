@@ -10,7 +10,6 @@ those for releases that a crash has lost are counted as lost.
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -28,7 +27,8 @@ from vestige.engine.sharded_state import (
 )
 from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.parallel.meetings import Doing
-from vestige.privacy.ledger import Event, Facts, Ledger, Spending, together
+from vestige.privacy.events import counts
+from vestige.privacy.ledger import Facts, Ledger, Spending, together
 from vestige.updates.master_weights import MasterWeights
 
 _VERSION = 2
@@ -154,7 +154,7 @@ def _own_charges(run: Run, state: Mapping[str, Any]) -> Ledger:
     whole = _saved(state["ledger"])
     # Correlated noise is charged for a stretch of releases at once.
     forgotten = run.door.correlation is None and known.steps < state["released"]
-    if forgotten or _counts(known) - _counts(whole):
+    if forgotten or counts(known.merged()) - counts(whole.merged()):
         raise PrivacyError(
             f"the saved state has {state['released']} releases, {known.steps} charges of its own "
             f"and {whole.steps} on its ledger, which do not fit: it was damaged or changed."
@@ -172,16 +172,16 @@ def _own_charges(run: Run, state: Mapping[str, Any]) -> Ledger:
             "is continued from a checkpoint."
         )
     spent = account.file.content.runs.get(state["run"])
-    there = Counter({_key(event): event.count for event in (spent.events if spent else ())})
-    missing = _counts(known) - there
+    there = counts(spent.events if spent else ())
+    missing = counts(known.merged()) - there
     if missing or (spent is None and state["ledger_file"]):
         raise PrivacyError(
             f"the ledger {str(account.file.path)!r} lacks {missing.total()} releases of run "
             f"{state['run']} that the saved state knows of: it was replaced or cut. Restore the "
             "ledger that belongs to the run."
         )
-    everything = Counter({_key(event): event.count for event in account.file.content.events})
-    if Counter({_key(e): e.count for e in _saved(state["ledger"]).merged()}) - everything:
+    everything = counts(account.file.content.events)
+    if counts(_saved(state["ledger"]).merged()) - everything:
         raise PrivacyError(
             f"the ledger {str(account.file.path)!r} lacks releases of other runs that the saved "
             "state knows of: it was replaced or cut. Restore the ledger that belongs to the run."
@@ -193,14 +193,6 @@ def _saved(state: Any) -> Ledger:
     ledger = Ledger()
     ledger.load_state_dict(state)
     return ledger
-
-
-def _counts(ledger: Ledger) -> Counter[tuple[float, float]]:
-    return Counter({_key(event): event.count for event in ledger.merged()})
-
-
-def _key(event: Event) -> tuple[float, float]:
-    return event.sample_rate, event.noise_multiplier
 
 
 def _take_charges(run: Run, state: Mapping[str, Any], own: Ledger) -> Ledger:
@@ -215,8 +207,8 @@ def _take_charges(run: Run, state: Mapping[str, Any], own: Ledger) -> Ledger:
         ledger.load_state_dict(state["ledger"])
         return own
     whole, before = _saved(state["ledger"]), ledger.runs.get(state["run"])
-    alone = _counts(whole) == _counts(own)
-    if before is not None and alone and _counts(own) <= _counts(before.own):
+    alone = counts(whole.merged()) == counts(own.merged())
+    if before is not None and alone and counts(own.merged()) <= counts(before.own.merged()):
         return Ledger.of(before.own.events)
     ledger.add(whole.events)
     return own

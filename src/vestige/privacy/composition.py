@@ -9,7 +9,8 @@
   Canonne, Kamath, Steinke 2020 (arXiv:2004.00010).
 * ``rdp_classic``: the same curve with the conversion of Mironov 2017, as printed in the papers.
 
-dp-accounting does the numerics and is imported inside the functions: it takes about a second.
+What a private search costs is known as a Rényi curve alone (selection.py): together with one, pld
+answers as rdp. dp-accounting does the numerics and is imported where it is used: it takes a second.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from vestige.privacy.events import Event, merge
+from vestige.privacy.selection import Selection
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,8 +39,7 @@ LARGEST_PLD_EPSILON = 700.0
 # off the delta that is asked for, and deltas it could matter for are left to RDP.
 FFT_NOISE = 1e-12
 SMALLEST_PLD_DELTA = 100 * FFT_NOISE
-# More distinct events than this are rounded pessimistically onto a common grid first.
-_MAX_DISTINCT_EVENTS = 64
+_MAX_DISTINCT_EVENTS = 64  # more are rounded pessimistically onto a common grid first
 _MOST_IN_GROUPS = 4  # distinct events whose mixtures are composed for several records
 
 
@@ -55,17 +56,19 @@ def prepared(events: Iterable[Event]) -> tuple[Event, ...]:
 
     Asking about these gives the same answer sooner. Infinite noise reveals nothing and is left out.
     """
+    every = merge(events)
+    searches = tuple(event for event in every if event.selection is not None)
     merged = merge(
         Event(event.sample_rate, min(event.noise_multiplier, _LARGEST_NOISE), event.count)
-        for event in events
-        if event.noise_multiplier < math.inf
+        for event in every
+        if event.selection is None and event.noise_multiplier < math.inf
     )
-    return merged if _has_no_noise(merged) else coarsened(merged)
+    return (*searches, *(merged if _has_no_noise(merged) else coarsened(merged)))
 
 
 def _has_no_noise(events: Iterable[Event]) -> bool:
     """Whether one of them reveals everything."""
-    return any(event.noise_multiplier < _SMALLEST_NOISE for event in events)
+    return any(noise < _SMALLEST_NOISE for event in events for noise in event.multipliers)
 
 
 @lru_cache(maxsize=4096)
@@ -104,8 +107,18 @@ def renyi(events: tuple[Event, ...]) -> NDArray[np.float64]:
 
     total = np.zeros(len(renyi_orders()))
     for event in events:
-        total += event.count * renyi_of_one(event.sample_rate, event.noise_multiplier)
+        search, key = event.selection, event.key
+        total += event.count * (renyi_of_search(search) if search else renyi_of_one(*key[:2]))
     return total
+
+
+@lru_cache(maxsize=64)
+def renyi_of_search(search: Selection) -> NDArray[np.float64]:
+    """Rényi DP of a private search: its law's bound on the largest curve of a trial."""
+    import numpy as np
+
+    trials = [renyi(prepared(Event(*release) for release in kind)) for kind in search.trials]
+    return search.law.renyi(np.array(renyi_orders()), np.max(trials, axis=0))
 
 
 @lru_cache(maxsize=1024)
@@ -321,8 +334,11 @@ def _interval(events: tuple[Event, ...]) -> float | None:
     overstated by roughly (interval / standard deviation of one loss)^2 / 12, relatively. At a 64th
     that is nothing. Any fixed interval would be too coarse for small epsilons or need gigabytes
     for large ones. Coarser is always still an upper bound. None when even the largest loss would
-    fall between two points: such releases reveal less than double precision resolves.
+    fall between two points (such releases reveal less than double precision resolves), and where a
+    private search is among them, of which the Rényi curve alone is known.
     """
+    if any(event.selection is not None for event in events):
+        return None
     reach = variance = 0.0
     releases = 0
     for event in events:

@@ -1,4 +1,7 @@
-"""What a release costs, as public numbers: a sampling rate, a noise multiplier, and how often."""
+"""What a release costs, as public numbers: a sampling rate, a noise multiplier, and how often.
+
+Or what a whole private search costs (selection.py), which is one event.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from typing import Any
 
 from vestige.checks import is_whole
 from vestige.errors import ConfigError
+from vestige.privacy.selection import Selection
 
-Key = tuple[float, float]
+Key = tuple[float, float] | tuple[float, float, Selection]
 _NAMES = ("sample_rate", "noise_multiplier", "count")
 
 
@@ -22,11 +26,15 @@ class Event:
     `noise_multiplier` is the effective one: noise standard deviation over the joint sensitivity,
     with beta already divided out (sigma_eff). Zero means no noise and so no privacy; infinity
     means that nothing was revealed and costs nothing.
+
+    With a `selection` it is a private search instead: rate 1 and multiplier 0 stand there, so that
+    whoever does not look at the selection counts a release without privacy.
     """
 
     sample_rate: float
     noise_multiplier: float
     count: int = 1
+    selection: Selection | None = None
 
     def __post_init__(self) -> None:
         # Plain Python numbers, so that events compare, hash and serialise the same everywhere.
@@ -46,31 +54,53 @@ class Event:
             raise ConfigError(
                 f"count {self.count!r} is not a whole number >= 1: give the number of releases"
             )
+        if self.selection is not None:
+            if (self.sample_rate, self.noise_multiplier) != (1.0, 0.0):
+                raise ConfigError("a selection has sample_rate 1 and noise_multiplier 0.")
+            for kind in self.selection.trials:
+                for release in kind:
+                    Event(*release)  # refuses what is none
+
+    @classmethod
+    def of(cls, selection: Selection) -> Event:
+        """The event of a whole private search."""
+        return cls(1.0, 0.0, 1, selection)
 
     @property
     def key(self) -> Key:
         """What equal events have in common: everything but how often."""
+        if self.selection is not None:
+            return self.sample_rate, self.noise_multiplier, self.selection
         return self.sample_rate, self.noise_multiplier
+
+    @property
+    def multipliers(self) -> tuple[float, ...]:
+        """Of the release, or of all releases that a trial of the search may make."""
+        if self.selection is None:
+            return (self.noise_multiplier,)
+        return tuple(noise for kind in self.selection.trials for _, noise, _ in kind)
 
     def times(self, count: int) -> Event:
         """The same release, so often."""
-        return Event(*self.key, count)
+        return Event(self.sample_rate, self.noise_multiplier, count, self.selection)
 
     def as_json(self) -> dict[str, Any]:
         """The event as strict JSON types: an infinite multiplier is the string "inf"."""
         noise = self.noise_multiplier if math.isfinite(self.noise_multiplier) else "inf"
-        return dict(zip(_NAMES, (self.sample_rate, noise, self.count), strict=True))
+        row: dict[str, Any] = dict(zip(_NAMES, (self.sample_rate, noise, self.count), strict=True))
+        return row if self.selection is None else row | {"selection": self.selection.as_json()}
 
     @classmethod
     def from_json(cls, row: Any) -> Event:
         """The event that `as_json` gave; ConfigError for anything else."""
-        if not isinstance(row, Mapping) or set(row) != set(_NAMES):
+        if not isinstance(row, Mapping) or set(row) - {"selection"} != set(_NAMES):
             raise ConfigError(
                 f"ledger event {row!r} is not a mapping with exactly 'sample_rate', "
                 "'noise_multiplier' and 'count': pass what Ledger.state_dict() returned"
             )
         noise = math.inf if row["noise_multiplier"] == "inf" else row["noise_multiplier"]
-        return cls(row["sample_rate"], noise, row["count"])
+        selection = Selection.from_json(row["selection"]) if "selection" in row else None
+        return cls(row["sample_rate"], noise, row["count"], selection)
 
     def as_row(self) -> list[Any]:
         """The values of `as_json` alone, as the lines of a ledger file have them."""
@@ -79,7 +109,8 @@ class Event:
     @classmethod
     def from_row(cls, row: Any) -> Event:
         """The event that `as_row` gave."""
-        return cls.from_json(dict(zip(_NAMES, row, strict=True)))
+        names = (*_NAMES, "selection")[: max(3, len(row))]
+        return cls.from_json(dict(zip(names, row, strict=True)))
 
 
 def counts(events: Iterable[Event]) -> Counter[Key]:
@@ -92,7 +123,9 @@ def counts(events: Iterable[Event]) -> Counter[Key]:
 
 def from_counts(counted: Mapping[Key, int]) -> tuple[Event, ...]:
     """The events of so many of each kind, in a canonical order."""
-    return tuple(Event(*key, count) for key, count in sorted(counted.items()) if count)
+    return tuple(
+        Event(key[0], key[1], count, *key[2:]) for key, count in sorted(counted.items()) if count
+    )
 
 
 def merge(events: Iterable[Event]) -> tuple[Event, ...]:

@@ -24,6 +24,7 @@ from vestige.privacy.composition import prepared
 from vestige.privacy.ending import AS_PLANNED, GUARD, OPEN, PLANNED, Ending
 from vestige.privacy.events import Event, counts, from_counts, merge
 from vestige.privacy.ledger import Ledger
+from vestige.privacy.selection import Selection
 from vestige.statement import curves
 from vestige.statement.model import Run, RunFacts, check, told
 from vestige.statement.words import sentence, sentences
@@ -92,7 +93,11 @@ class Claim:
         """Whether all that counts are single Gaussian releases of Poisson lots, of this run alone:
         no correlated noise, no importance sampling, no second look, nothing beside the sum."""
         method, plan = self.method, self.plan
-        if method is None or (method.sampler, method.noise) != ("poisson", "white"):
+        if (
+            self.search is not None
+            or method is None
+            or (method.sampler, method.noise) != ("poisson", "white")
+        ):
             return False
         if method.touches > 1 or plan.count_noise is not None or self.earlier or self.end.limit:
             return False
@@ -100,6 +105,11 @@ class Claim:
         expected = {sigma / beta for sigma in sigmas for beta in betas}
         charged = {event.noise_multiplier for event in (*self.events, *self.end.unmade)}
         return all(any(math.isclose(z, e, rel_tol=1e-9) for e in expected) for z in charged)
+
+    @property
+    def search(self) -> Selection | None:
+        """The private search that this run is the winner of, if it is one."""
+        return next((event.selection for event in self.events if event.selection), None)
 
     @property
     def method(self) -> MethodInfo | None:
@@ -205,7 +215,7 @@ def _guarantee(claim: Claim) -> dict[str, Any]:
         else curves.epsilons(claim.counted, [claim.delta], name)[0]
         for name in accounting.ACCOUNTANTS
     }
-    facts = {"released": claim.released, "planned": claim.plan.steps}
+    facts = {"released": claim.released, "planned": claim.plan.steps, "search": claim.search}
     end = {"kind": claim.end.kind, "text": sentence("ended", claim.end, **facts)}
     return {
         "kind": accounting.guarantee(claim.epsilon, claim.plan.adjacency),
@@ -315,6 +325,8 @@ def _marginal(claim: Claim) -> dict[str, Any] | None:
         return None
     if joint == 0 or plan.count_noise is not None or not plan.private or not claim.events:
         return None
+    if claim.search is not None:
+        return None
     groups = []
     for name, std, bound in zip(plan.group_names, _flat(plan.noise_stds), plan.bounds, strict=True):
         ratio = std / bound / joint  # of the group's own multiplier to the joint one
@@ -373,4 +385,4 @@ def _many(values: float | Sequence[float]) -> Sequence[float]:
 
 def _charged(events: Sequence[Event]) -> list[float]:
     """The finite multipliers that were charged."""
-    return [e.noise_multiplier for e in events if math.isfinite(e.noise_multiplier)]
+    return [noise for e in events for noise in e.multipliers if math.isfinite(noise)]

@@ -81,8 +81,6 @@ class Span(_Part):
 
 
 class HowItEnded(_Part):
-    """How the run ended, and what the claim counts for it."""
-
     kind: End
     text: Text
 
@@ -191,12 +189,19 @@ class Sampler(_Part):
     records_declared: bool
 
 
+class Searched(_Part):  # what a kind of trial releases: [rate, multiplier, count]
+    eta: float
+    gamma: Rate
+    trials: list[list[list[Number | Literal["inf"]]]] = Field(min_length=1)
+
+
 class Charged(_Part):
     """Subsampled Gaussian releases; the multiplier is the effective one, inf reveals nothing."""
 
     sample_rate: Rate
     noise_multiplier: Number | Literal["inf"]
     count: Positive
+    selection: Searched | None = Field(default=None, description="A private search instead.")
 
 
 class Charges(_Part):

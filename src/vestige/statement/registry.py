@@ -119,6 +119,7 @@ def entry(statement: Mapping[str, Any]) -> Entry:
     aside = {row["what"]: row["text"] for row in statement["not_covered"]}
     ledger, method = statement["ledger"], statement["mechanism"]["method"]
     before = sum(event["count"] for event in ledger["earlier"])
+    searched = " and private searches" * ("selection" in str(ledger))
     deployment = Deployment(
         basic=Basic(
             description=f"The weights of a model ({in_markdown(run.get('model') or 'PyTorch')}), "
@@ -142,7 +143,7 @@ def entry(statement: Mapping[str, Any]) -> Entry:
             post_processing="Whatever is computed from releases, weights and public settings: "
             "optimizer, memory of releases, filters, averages.",
             composition=f"{ledger['charged']} charges of this run and {before} of earlier runs on "
-            "the same ledger, composed as subsampled Gaussian releases.",
+            f"the same ledger, composed as subsampled Gaussian releases{searched}.",
         ),
         implementation=Implementation(
             preprocessing_and_hyperparameter_tuning=f"{aside.get('preprocessing', '')} "

@@ -35,6 +35,27 @@ def ledger_of_held_out(ledger: Path) -> Path:
     return ledger.with_name(f"{ledger.stem}.held-out{ledger.suffix}")
 
 
+def door_of_held_out(noise: float, randomness: Randomness, ledger: Ledger) -> Door:
+    """The door that a pair of sums goes through, with noise of this standard deviation."""
+    slot = Slot("held-out", nn.Parameter(torch.zeros(2)), 0, 0)
+    return Door(
+        Groups(("held-out",), (slot,)),
+        NoiseScale.shared(noise),
+        randomness,
+        ledger,
+        run=secrets.token_hex(8),
+        facts=Facts(ADJACENCY, test_mode=randomness.repeatable),
+    )
+
+
+def noisy_share(door: Door, hits: Tensor) -> float:
+    """The noisy mean of `hits`: one release through `door`, at the charge of a Gaussian."""
+    hits = hits.double().cpu().nan_to_num(0.0).clamp(0, 1)
+    pair = torch.stack([hits.sum(), (1 - hits).sum()])
+    right, wrong = door.release(ClippedSum(pair, (1.0,)), 1.0).values.tolist()
+    return float(min(max(right / max(right + wrong, 1.0), 0.0), 1.0))
+
+
 def released_share(
     hits: Tensor, epsilon: float, delta: float, path: Path, about: dict[str, Any], seed: int | None
 ) -> dict[str, Any]:
@@ -43,37 +64,24 @@ def released_share(
     `about` names the data, which must be that of the ledger. With a `seed` the noise is repeatable.
     """
     noise = accounting.calibrate(epsilon, delta, 1.0, 1).noise_multiplier
-    facts = Facts(ADJACENCY, test_mode=seed is not None)
-    run = secrets.token_hex(8)
-    randomness = Randomness(seed)
-    slot = Slot("held-out", nn.Parameter(torch.zeros(2)), 0, 0)
-    ledger = Ledger()
-    door = Door(
-        Groups(("held-out",), (slot,)),
-        NoiseScale.shared(noise),
-        randomness,
-        ledger,
-        run=run,
-        facts=facts,
-    )
-    hits = hits.double().cpu().nan_to_num(0.0).clamp(0, 1)
-    pair = torch.stack([hits.sum(), (1 - hits).sum()])
+    randomness, ledger = Randomness(seed), Ledger()
+    door = door_of_held_out(noise, randomness, ledger)
     file = LedgerFile(path)
     try:
-        told = {"data": about, "method": "held-out figure", "adjacency": ADJACENCY}
+        told: dict[str, Any] = {"data": about, "method": "held-out figure", "adjacency": ADJACENCY}
         earlier = file.content.runs.values()
         common_data([*(r.about for r in earlier), told])
         # Test mode has one key: another address than that of the training noise, and than those of
         # figures that were released before, whose noise would be the same.
         place = b"held-out %d " % len(earlier)
         randomness.relabel = lambda purpose: place + purpose
-        door.account = file.account(run, told | {"test_mode": facts.test_mode}, block=1)
+        told["test_mode"] = randomness.repeatable
+        door.account = file.account(door.run, told, block=1)
         ledger.keep_in(file)
-        right, wrong = door.release(ClippedSum(pair, (1.0,)), 1.0).values.tolist()
+        share = noisy_share(door, hits)
         spent = accounting.epsilon(ledger.merged(), delta)
     finally:
         file.close()
-    share = min(max(right / max(right + wrong, 1.0), 0.0), 1.0)
     return {
         "share": share,
         "epsilon": accounting.epsilon(door.own.events, delta),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vestige.checks import finite
 from vestige.engine.ending import stopped
@@ -28,6 +28,9 @@ from vestige.statement.model import RunFacts
 from vestige.train.checks import check_out
 from vestige.train.interrupt import Interrupt
 from vestige.train.loop import Progress, Session, versions
+
+if TYPE_CHECKING:
+    from torch import nn
 
 LEDGER, CHECKPOINT = "ledger.jsonl", "checkpoint.pt"
 METRICS, CONFIG, RESULT = "metrics.jsonl", "config.json", "result.json"
@@ -247,13 +250,13 @@ class RunWriter:
         from vestige.train.saved_model import MODEL_FILE, WEIGHTS_FILE, described, sha256
 
         session, folder = self._session, self._folder
-        weights = self._weights()
+        weights = weights_of(self._session.model)
         folder.write(WEIGHTS_FILE, weights)
         described_model = described(session.dataset, session.config.chosen_model)
         folder.write_json(MODEL_FILE, described_model)
         if session.config.averaging and self._engine.released:
             with session.averaged():
-                folder.write("model_averaged.pt", self._weights())
+                folder.write("model_averaged.pt", weights_of(self._session.model))
         result = session.result(str(folder.path))
         if session.config.evaluate_epsilon and session.over:
             result["held_out_release"] = self._released_figure(session.config.evaluate_epsilon)
@@ -295,12 +298,13 @@ class RunWriter:
             facts["tuning"] = session.config.tuning
         return facts | ({"stopped_by": "budget guard"} if session.budget_spent else {})
 
-    def _weights(self) -> bytes:
-        import torch
 
-        # Copies on the CPU: the file then loads on any machine and holds the weights alone.
-        state = self._session.model.state_dict()
-        copies = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
-        buffer = io.BytesIO()
-        torch.save(copies, buffer)
-        return buffer.getvalue()
+def weights_of(model: nn.Module) -> bytes:
+    """What model.pt holds."""
+    import torch
+
+    # Copies on the CPU: the file then loads on any machine and holds the weights alone.
+    copies = {n: value.detach().to("cpu", copy=True) for n, value in model.state_dict().items()}
+    buffer = io.BytesIO()
+    torch.save(copies, buffer)
+    return buffer.getvalue()

@@ -138,7 +138,7 @@ def _claim(method: Method, observed: Callable[[], list[Observation]]) -> Report:
 
 def _alike(charged: tuple[Event, ...], expected: tuple[Event, ...]) -> bool:
     return len(charged) == len(expected) and all(
-        a.count == b.count and all(map(math.isclose, a.key, b.key))
+        a.count == b.count and all(map(math.isclose, a.key[:2], b.key[:2]))
         for a, b in zip(charged, expected, strict=True)
     )
 
