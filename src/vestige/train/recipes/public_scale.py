@@ -27,10 +27,12 @@ def random_images(shape: tuple[int, ...], count: int = _IMAGES, seed: int = _SEE
 
     def noise(maps: int) -> Tensor:
         white = torch.randn(count, maps, height, width, generator=generator)
-        return torch.fft.ifft2(torch.fft.fft2(white) / frequency).real
+        coloured: Tensor = torch.fft.ifft2(torch.fft.fft2(white) / frequency).real
+        return coloured
 
     mixed = _COMMON**0.5 * noise(1) + (1 - _COMMON) ** 0.5 * noise(channels)
-    return (mixed / mixed.std() * _CONTRAST + 0.5).clamp(0, 1)
+    images: Tensor = (mixed / mixed.std() * _CONTRAST + 0.5).clamp(0, 1)
+    return images
 
 
 class PublicScale(nn.Module):
