@@ -216,7 +216,7 @@ def _prepared(run: RunSetting, device: str) -> tuple[Dataset, str]:
     return _featured(*asked, device) if run.model == "scatter" else _load(*asked)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)  # what is tuned on, and what is reported
 def _featured(
     name: str, train: tuple[int, ...], held_out: tuple[int, ...], validation: bool, device: str
 ) -> tuple[Dataset, str]:
