@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
+from tests.support.dense_noise import tree_matrix
 from vestige import methods
 from vestige.cli import plan
 from vestige.errors import ConfigError
 from vestige.methods import planning
 from vestige.methods.planning import Comparison, Form, Request, Row
 from vestige.privacy import accounting
+from vestige.privacy.factorisation import tree_sensitivity
 from vestige.privacy.ledger import Event
 
 STEPS = 40
@@ -49,6 +51,8 @@ def check_noise(form: Form, matrix: Any) -> None:
     prefix = np.tril(np.ones((STEPS, STEPS))) @ matrix
     expected = [np.linalg.norm(m) / math.sqrt(STEPS) for m in (prefix, matrix)]
     assert form.noise(STEPS) == pytest.approx(expected, rel=1e-10)
+    largest = [np.linalg.norm(m, axis=1).max() for m in (prefix, matrix)]
+    assert form.largest(STEPS) == pytest.approx(largest, rel=1e-10)
 
 
 # -- closed forms ---------------------------------------------------------------------------
@@ -90,6 +94,28 @@ def test_one_band_is_dp_sgd_exactly(order: float, steps: int) -> None:
     noise = planning.fractional(order, 1).noise(steps)
     assert noise == planning.dp_sgd().noise(steps)
     assert noise == pytest.approx((math.sqrt((steps + 1) / 2), 1.0), rel=1e-13)
+
+
+@pytest.mark.parametrize("turns", [1, 7, 40])
+@pytest.mark.parametrize("bands", [2, 8, 64])
+def test_a_banded_inverse_is_that_of_the_dense_matrices(bands: int, turns: int) -> None:
+    """sqrt(1 - z) by its binomial series; the sum of the columns of the inverse, densely."""
+    series = [math.prod((j - 0.5) / (j + 1) for j in range(k)) for k in range(bands)]
+    kept = dense(series)
+    sensitivity = np.linalg.norm(np.linalg.inv(kept)[:, ::turns].sum(axis=1))
+    check_noise(planning.banded_inverse(bands, STEPS, turns), sensitivity * kept)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 13, 16])
+@pytest.mark.parametrize("period", [1, 4, 30])
+def test_a_tree_is_that_of_its_nodes(steps: int, period: int) -> None:
+    rows, _ = tree_matrix(steps, True, steps)
+    rows = rows * math.sqrt(tree_sensitivity(steps, period))
+    norms = [np.linalg.norm(m, axis=1) for m in (np.cumsum(rows, axis=0), rows)]
+    form = planning.tree(steps, period)
+    means = [math.sqrt(np.mean(each**2)) for each in norms]
+    assert form.noise(steps) == pytest.approx(means, rel=1e-12)
+    assert form.largest(steps) == pytest.approx([each.max() for each in norms], rel=1e-12)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
@@ -167,10 +193,13 @@ def test_few_epochs_gain_far_more() -> None:
 
 def test_every_row_is_calibrated_to_the_same_epsilon() -> None:
     comparison = small(epsilon=3.0, delta=1e-6)
-    assert len(comparison.rows) == 4 + 5 * 4
+    assert len(comparison.rows) == 4 + 5 * 4 + 5 + 1
     for row in comparison.rows:
-        assert row.sample_rate == row.bands * 0.05
-        assert row.events == -(-60 // row.bands)
+        unsampled = row.method in ("banded-inverse", "dp-ftrl")
+        assert row.sample_rate == (1.0 if unsampled else row.bands * 0.05)
+        assert row.events == (1 if unsampled else -(-60 // row.bands))
+        assert row.amplified is not unsampled
+        assert row.adjacency.startswith("zero out" if row.method == "dp-ftrl" else "add or remove")
         event = Event(row.sample_rate, row.noise_multiplier, row.events)
         assert accounting.epsilon([event], 1e-6, "rdp") == row.epsilon
         assert 2.99 < row.epsilon <= 3.0
@@ -211,6 +240,9 @@ def test_more_epsilon_means_less_noise_in_every_row() -> None:
 def test_bands_stop_at_rate_one(size: int, lot: int, epochs: int, bands: set[int]) -> None:
     comparison = small(dataset_size=size, lot=lot, epochs=epochs)
     assert {row.bands for row in comparison.fractional} == bands
+    steps = comparison.request.steps
+    inverses = [row.bands for row in comparison.of("banded-inverse")]
+    assert inverses == [bands for bands in planning.BANDS if bands <= steps]
     assert all(row.sample_rate <= 1 for row in comparison.rows)
     assert all(row.bands <= comparison.request.steps for row in comparison.rows)
 
@@ -218,7 +250,7 @@ def test_bands_stop_at_rate_one(size: int, lot: int, epochs: int, bands: set[int
 def test_no_filter_is_recommended_though_its_delay_hides_noise() -> None:
     comparison = small(dataset_size=100, lot=60, epochs=2)
     assert min(comparison.rows, key=lambda row: row.ratio).method == "momentum"
-    assert comparison.recommended == comparison.baseline
+    assert comparison.recommended not in (*comparison.filters, *comparison.of("dp-ftrl"))
 
 
 def test_the_choice_keeps_within_the_memory() -> None:
@@ -227,10 +259,10 @@ def test_the_choice_keeps_within_the_memory() -> None:
         comparison = small(max_memory=limit)
         row = comparison.recommended
         assert limit is None or row.memory <= limit
-        allowed = [each for each in comparison.fractional if comparison.request.fits(each.memory)]
-        assert row.ratio == min((each.ratio for each in allowed), default=1.0)
+        candidates = comparison.of("fractional-noise", "banded-inverse")
+        allowed = [each for each in candidates if comparison.request.fits(each.memory)]
+        assert row.ratio == min([1.0, *(each.ratio for each in allowed)])
         ratios.append(row.ratio)
-    assert ratios[0] == 1.0
     assert ratios == sorted(ratios, reverse=True)
     assert ratios[2] == ratios[1] > ratios[3]
 
@@ -269,8 +301,10 @@ def test_the_text_names_the_choice_its_gain_and_its_memory() -> None:
 def test_the_text_says_why_dp_sgd() -> None:
     assert "0.981 of its accumulated noise" in words(_with_gain(0.019))
     assert "a gain below the 2%" in words(_with_gain(0.019))
-    assert "within 0 vectors, since it needs 1 vector" in words(small(max_memory=0))
-    assert "lots of at most half the records" in words(small(lot=600))
+    assert "a single step has no earlier noise" in words(small(lot=1000, epochs=1))
+    inverse = words(small(max_memory=0))
+    assert "Use a banded inverse, bands" in inverse and "found within 0 vectors" in inverse
+    assert "It keeps none and makes" in inverse
 
 
 def test_fractional_noise_is_planned_until_it_is_registered(
