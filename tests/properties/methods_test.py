@@ -157,7 +157,8 @@ def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise(method):
     assert 0 < epsilon() < math.inf
     assert epsilon(steps=12) < epsilon(steps=60)
     assert epsilon(noise=2.5) < epsilon(noise=1.5) < epsilon(noise=0.8)
-    if chosen.name != "dp-ftrl":  # which does not sample
+    # One does not sample; with restarts, blocks are longer at lower rates.
+    if chosen.name != "dp-ftrl" and not getattr(chosen, "restart", None):
         assert epsilon(rate=0.05) < epsilon(rate=0.1) < epsilon(rate=0.3)
 
 

@@ -104,7 +104,9 @@ class _Tree(Form):
 
         ends = np.arange(1, steps + 1)
         heights = range(steps.bit_length())
-        prefix = sum((ends >> h & 1) / (2 - 0.5**h) for h in heights)
+        prefix = np.zeros(steps)
+        for h in heights:
+            prefix += (ends >> h & 1) / (2 - 0.5**h)
         process = Tree(torch.zeros(1), lambda _: iter(()), steps)
         single = np.array([process.marginal(2**h - 1) ** 2 for h in heights])
         return prefix, single, np.array([(steps >> h) - (steps >> h + 1) for h in heights])
