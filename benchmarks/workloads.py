@@ -177,7 +177,7 @@ BANDS = 8
 SAME_CLIPPING = {
     **{f"vestige {name}": "vestige flat" for name in (*UPDATES, *TWICE, "quantile")},
     "vestige fractional-noise": "vestige flat, 8 lots of data",
-    **{f"vestige banded-inverse {b}": "vestige flat, 8 lots of data" for b in (8, 32)},
+    **{f"vestige banded-inverse {b}": "vestige flat, 8 lots of data" for b in (8, 16)},
     "vestige fo": "vestige flat",
     "vestige fo, bf16 history": "vestige flat",
     "vestige sma": "vestige per-layer",
@@ -212,7 +212,7 @@ ENGINES: dict[str, Callable[[Workload, str], Iterator[None]]] = {
             copies=BANDS,
             steps=10_000,
         )
-        for bands in (8, 32)
+        for bands in (8, 16)
     },
     "opacus hooks flat": opacus("hooks flat"),
     "opacus hooks per-layer": opacus("hooks per-layer"),

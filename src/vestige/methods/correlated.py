@@ -126,7 +126,7 @@ class BandedInverse(_Correlated):
 
     info = METHODS["banded-inverse"]
 
-    bands: Count = 8
+    bands: Count = 16
     momentum: Decay = 0.0
     restart: Count | None = None  # epochs
 
