@@ -160,7 +160,11 @@ def _advice(comparison: Comparison) -> str:
     limit = "" if request.max_memory is None else f" within {_vectors(request.max_memory)}"
     if best is None:
         return "Use DP-SGD: a single step has no earlier noise that it could take back."
-    cost = f"keeps {_vectors(best.memory)} of the model's size" if best.memory else "keeps none"
+    cost = (
+        f"keeps {_vectors(best.memory)} of the model's size"
+        if best.memory
+        else "keeps no earlier noise"
+    )
     if best.method == INVERSE:
         cost += f" and makes {best.bands} draws a step"
     if chosen == best:

@@ -304,7 +304,7 @@ def test_the_text_says_why_dp_sgd() -> None:
     assert "a single step has no earlier noise" in words(small(lot=1000, epochs=1))
     inverse = words(small(max_memory=0))
     assert "Use a banded inverse, bands" in inverse and "found within 0 vectors" in inverse
-    assert "It keeps none and makes" in inverse
+    assert "It keeps no earlier noise and makes" in inverse
 
 
 def test_fractional_noise_is_planned_until_it_is_registered(
