@@ -399,7 +399,7 @@ for _info in (
         noise="correlated",
         sampler="groups in turn",
         home="vestige.methods.correlated:BandedInverse",
-        summary="noise that takes back a part of earlier noise, made again instead of kept",
+        summary="noise that takes back earlier noise, made again instead of kept",
         paper="Kalinin et al. 2025, arXiv 2505.12128",
         guarantee="proven: one unsampled Gaussian for each block of noise, at sigma / sensitivity",
         proof=(
