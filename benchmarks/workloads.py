@@ -18,6 +18,7 @@ from vestige.methods import (
     FO,
     METHODS,
     SMA,
+    BandedInverse,
     Disk,
     DPSAMPerExample,
     FractionalNoise,
@@ -176,6 +177,7 @@ BANDS = 8
 SAME_CLIPPING = {
     **{f"vestige {name}": "vestige flat" for name in (*UPDATES, *TWICE, "quantile")},
     "vestige fractional-noise": "vestige flat, 8 lots of data",
+    **{f"vestige banded-inverse {b}": "vestige flat, 8 lots of data" for b in (8, 16)},
     "vestige fo": "vestige flat",
     "vestige fo, bf16 history": "vestige flat",
     "vestige sma": "vestige per-layer",
@@ -203,6 +205,15 @@ ENGINES: dict[str, Callable[[Workload, str], Iterator[None]]] = {
     "vestige fractional-noise": vestige(
         "flat", lambda _: FractionalNoise(bands=BANDS), copies=BANDS, steps=10_000
     ),
+    **{
+        f"vestige banded-inverse {bands}": vestige(
+            "flat",
+            lambda _, bands=bands: BandedInverse(bands=bands),  # type: ignore[misc]
+            copies=BANDS,
+            steps=10_000,
+        )
+        for bands in (8, 16)
+    },
     "opacus hooks flat": opacus("hooks flat"),
     "opacus hooks per-layer": opacus("hooks per-layer"),
     "opacus ghost": opacus("ghost"),

@@ -13,6 +13,7 @@ METHODS = [
     ("dp-is", {"floor": 0.5}),
     ("dp-is", {"floor": 0.25}),
     ("fractional-noise", {}),
+    ("banded-inverse", {}),
     ("dp-ftrl", {}),
     ("dp-ftrl", {"restart": 10}),
 ]

@@ -9,7 +9,17 @@ from scipy.stats import binom
 from vestige.audit.attack.canaries import Canaries
 from vestige.audit.attack.training import attack, coins
 from vestige.audit.options import AuditOptions
-from vestige.methods import DPFTRL, DPSAM, DPSGD, METHODS, Disk, FractionalNoise, Kalman, resolve
+from vestige.methods import (
+    DPFTRL,
+    DPSAM,
+    DPSGD,
+    METHODS,
+    BandedInverse,
+    Disk,
+    FractionalNoise,
+    Kalman,
+    resolve,
+)
 from vestige.sampling.loader import Poisson
 
 ALPHA = 0.05
@@ -27,6 +37,7 @@ VARIANTS = {
     "dp-ftrl, restarts": DPFTRL(restart=1),
     "dp-ftrl, plain tree": DPFTRL(honaker=False),
     "fractional-noise, 3 bands": FractionalNoise(bands=3),
+    "banded-inverse, restarts": BandedInverse(restart=1),
 }
 
 PLAIN = {
@@ -34,9 +45,7 @@ PLAIN = {
     **VARIANTS,
 }
 
-CORRELATED = [
-    key for key, method in PLAIN.items() if method.name in ("dp-ftrl", "fractional-noise")
-]
+CORRELATED = [key for key, method in PLAIN.items() if method.info.noise == "correlated"]
 
 
 def often(failures, simulations):

@@ -27,9 +27,11 @@ from vestige.gradients.following import FAMILIES
 from vestige.gradients.rows import Rows
 from vestige.memory.history import History
 from vestige.memory.recall import Recollection
-from vestige.methods import DPFTRL, DPIS, FO, FractionalNoise, Method, correlated
+from vestige.methods import DPFTRL, DPIS, FO, BandedInverse, FractionalNoise, Method, correlated
 from vestige.privacy import noise_scales as noise
+from vestige.privacy.factorisation import inverse_response, inverse_sensitivity, norm
 from vestige.privacy.ledger import Ledger
+from vestige.release.correlation import Correlation
 from vestige.release.door import Branch, Door, Release
 from vestige.sampling import loader, lots
 from vestige.sampling.loader import Batch, LotSampler
@@ -38,6 +40,7 @@ from vestige.sampling.streams import MEASURE, NOISE, Randomness
 from vestige.updates.control import QuantileControl
 
 HALF = FO(beta=0.5, window=5)
+BANDED = BandedInverse(bands=2)
 AUDIT = {"audit": "epsilon"}
 NOISY = {"noise": "variance", **AUDIT}
 UNPLANNED = {"claim": "planned charges", "noise": "charge"}
@@ -264,6 +267,37 @@ def tree_charged_once(patch):
     patch.setattr(
         correlated, "tree_sensitivity", lambda steps, period: (steps - 1).bit_length() + 1
     )
+
+
+@mutant("a banded inverse charged as a single column", {"noise": "charge"}, BANDED)
+def single_column(patch):
+    patch.setattr(
+        correlated,
+        "inverse_sensitivity",
+        lambda d, steps, period: inverse_sensitivity(d, steps, steps),
+    )
+
+
+@mutant("a banded inverse charged as if its inverse were banded", {"noise": "charge"}, BANDED)
+def inverse_cut_off(patch):
+    def orthogonal(d, steps, period):
+        return math.sqrt(-(-steps // period)) * norm(inverse_response(d, len(d)))
+
+    patch.setattr(correlated, "inverse_sensitivity", orthogonal)
+
+
+@mutant("a banded inverse with plain Poisson lots", {"noise": "charge"}, BANDED)
+def not_in_turn(patch):
+    patch.setattr(BandedInverse, "lots", lambda self, context: None)
+
+
+@mutant(
+    "a banded inverse that goes on uncharged after a resume",
+    {"lots": "sampling rate", "noise": "charge"},
+    BANDED,
+)
+def block_goes_on(patch):
+    patch.setattr(Correlation, "continue_from", lambda self, lot, repeatable: self.paid(lot))
 
 
 @mutant("charges forgotten on resume", {"noise": "charges lost"})

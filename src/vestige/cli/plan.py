@@ -17,8 +17,8 @@ from rich.table import Table
 from vestige.audit.plot_files import check_plot, write_plot
 from vestige.cli.options import Json, options_of
 from vestige.cli.render import print_json, wide_console
+from vestige.methods.noise_forms import FRACTIONAL, INVERSE, TREE
 from vestige.methods.planning import (
-    FRACTIONAL,
     MIN_GAIN,
     ORDERS,
     Comparison,
@@ -33,12 +33,14 @@ from vestige.privacy import accounting
 _COLUMNS = {
     "rate": ("sample_rate", ".3g"),
     "events": ("events", "d"),
-    "noise\nmultiplier": ("noise_multiplier", ".4g"),
+    "noise\nmult.": ("noise_multiplier", ".4g"),
     "prefix\nerror": ("prefix_error", ".4g"),
     "ratio": ("ratio", ".3f"),
-    "noise of\none step": ("step_noise", ".4g"),
-    "memory": ("memory", "d"),
+    "max": ("prefix_max", ".4g"),
+    "one\nstep": ("step_noise", ".4g"),
+    "mem.": ("memory", "d"),
 }
+_NAMES = {FRACTIONAL: "fractional noise", INVERSE: "a banded inverse"}
 _COLORS = ("#e9a820", "#7fb069", "#2a9d8f", "#1f5fa8", "#3d1a5b")  # one per order
 _CHOICE, _LINE, _OUT = "#d1495b", "#555555", "#f2f2f2"
 
@@ -86,20 +88,25 @@ def table(comparison: Comparison) -> Table:
     shown = Table(
         box=SIMPLE_HEAD, padding=0, show_edge=False, title=title(comparison), title_justify="left"
     )
-    shown.add_column("method")
+    shown.add_column("method, bands")
+    shown.add_column("ampl.")
     for heading in _COLUMNS:
         shown.add_column(heading, justify="right")
     for row in _shown(comparison):
         figures = [format(getattr(row, name), form) for name, form in _COLUMNS.values()]
         style = "bold" if row == comparison.recommended else None
-        shown.add_row(_label(row), *figures, style=style)
+        shown.add_row(_label(row), "yes" if row.amplified else "no", *figures, style=style)
     return shown
 
 
 def _label(row: Row) -> str:
     """Method and main setting, short enough for a table of eighty characters."""
     if row.method == FRACTIONAL:
-        return f"fractional {row.order:g}, {row.bands} bands"
+        return f"fractional {row.order:g}, {row.bands}"
+    if row.method == INVERSE:
+        return f"{row.method}, {row.bands}"
+    if row.method == TREE:
+        return f"{row.method} *"
     weight = row.settings.get("beta", row.settings.get("momentum"))
     return row.method if weight is None else f"{row.method} {weight:g}"
 
@@ -113,11 +120,13 @@ def words(comparison: Comparison) -> list[str]:
     """What to use, what it gains and costs, and what the filters do and do not."""
     lines = [
         "Prefix error: the accumulated noise, per coordinate of the sum of releases, in clipping "
-        "norms; ratio: to DP-SGD's. Memory: vectors of the model's size.",
+        "norms, root mean square over the steps; ratio: to DP-SGD's; max: at the noisiest step. "
+        "One step: the noise of a release. Ampl.: whether sampling lowers the multiplier. Mem.: "
+        "vectors of the model's size.",
         _advice(comparison),
     ]
     chosen = comparison.recommended
-    if chosen.method == FRACTIONAL:
+    if chosen.method in _NAMES:
         louder = chosen.step_noise / comparison.baseline.step_noise
         lines.append(
             f"A single step is {louder:.1f} times as noisy as DP-SGD's: the noise of later steps "
@@ -135,6 +144,14 @@ def words(comparison: Comparison) -> list[str]:
             "Fractional noise with b bands: the records are split at random into b groups that "
             "take turns, so a record can be drawn in every b-th lot only, at b times the rate."
         )
+    lines.append(
+        "A banded inverse with b bands: the records are split into as many groups as an epoch has "
+        "lots, one Gaussian covers the run, and a step makes b draws again instead of keeping them."
+    )
+    lines += [
+        f"* {row.method}: for another relation ({row.adjacency}), so no candidate."
+        for row in comparison.of(TREE)
+    ]
     return lines
 
 
@@ -142,22 +159,24 @@ def _advice(comparison: Comparison) -> str:
     request, best, chosen = comparison.request, comparison.best, comparison.recommended
     limit = "" if request.max_memory is None else f" within {_vectors(request.max_memory)}"
     if best is None:
-        why = (
-            "it needs 1 vector of the model's size or more"
-            if comparison.fractional
-            else "it needs lots of at most half the records"
-        )
-        return f"Use DP-SGD: no fractional noise is possible{limit}, since {why}."
-    if chosen.method == FRACTIONAL:
+        return "Use DP-SGD: a single step has no earlier noise that it could take back."
+    cost = (
+        f"keeps {_vectors(best.memory)} of the model's size"
+        if best.memory
+        else "keeps no earlier noise"
+    )
+    if best.method == INVERSE:
+        cost += f" and makes {best.bands} draws a step"
+    if chosen == best:
         return (
-            f"Use fractional noise, {settings(best)}: at the same epsilon its accumulated noise is "
-            f"{best.ratio:.3f} of DP-SGD's ({1 - best.ratio:.1%} less), the least found{limit}. "
-            f"It keeps {_vectors(best.memory)} of the model's size; DP-SGD keeps none."
+            f"Use {_NAMES[best.method]}, {settings(best)}: at the same epsilon its accumulated "
+            f"noise is {best.ratio:.3f} of DP-SGD's ({1 - best.ratio:.1%} less), the least "
+            f"found{limit}. It {cost}; DP-SGD keeps no vector and makes one draw."
         )
     return (
-        f"Use DP-SGD, the simplest: the best fractional noise{limit} ({settings(best)}) has "
-        f"{best.ratio:.3f} of its accumulated noise at the same epsilon, a gain below the "
-        f"{MIN_GAIN:.0%} that would be worth {_vectors(best.memory)} of the model's size."
+        f"Use DP-SGD, the simplest: the best correlated noise{limit} ({_NAMES[best.method]}, "
+        f"{settings(best)}) has {best.ratio:.3f} of its accumulated noise at the same epsilon, a "
+        f"gain below the {MIN_GAIN:.0%} that would be worth what it costs: it {cost}."
     )
 
 
@@ -183,7 +202,8 @@ def _shown(comparison: Comparison) -> list[Row]:
     for row in comparison.fractional:
         if row.bands not in leading or row.ratio < leading[row.bands].ratio:
             leading[row.bands] = row
-    return [comparison.baseline, *comparison.filters, *leading.values()]
+    others = comparison.of(INVERSE, TREE)
+    return [comparison.baseline, *comparison.filters, *leading.values(), *others]
 
 
 def draw(comparison: Comparison, path: Path) -> None:
@@ -194,11 +214,16 @@ def draw(comparison: Comparison, path: Path) -> None:
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axes = figure.subplots()
     axes.set_xscale("log", base=2)
+    inverses = comparison.of(INVERSE)
     bands = [1, *sorted({row.bands for row in comparison.fractional})]
     for order, color in zip(ORDERS, _COLORS, strict=True):
         line = [1.0, *(row.ratio for row in comparison.fractional if row.order == order)]
         if len(line) > 1:
             axes.plot(bands, line, "o-", ms=4, lw=1.5, color=color, label=f"order {order:g}")
+    ratios = [row.ratio for row in inverses]
+    others = [row.bands for row in inverses]
+    axes.plot(others, ratios, "s:", ms=4, color=_LINE, label="banded inverse")
+    bands = sorted({*bands, *others})
     axes.axhline(1.0, color=_LINE, lw=1.0, ls="--", label="DP-SGD", zorder=1)
     chosen, limit = comparison.recommended, comparison.request.max_memory
     star: dict[str, Any] = {
@@ -217,11 +242,11 @@ def draw(comparison: Comparison, path: Path) -> None:
     axes.set_xlim(2**-0.25, right)
     axes.set_xticks(bands, [str(count) for count in bands])
     axes.xaxis.set_minor_locator(NullLocator())
-    ratios = [row.ratio for row in comparison.fractional] or [1.0]
+    ratios += [row.ratio for row in comparison.fractional] or [1.0]
     # Bad choices may be far off: what is near or below DP-SGD gets the room.
     axes.set_ylim(0.9 * min(*ratios, 1.0), min(1.1 * max(*ratios, 1.0), 2.0))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("bands (memory: bands - 1 vectors of the model's size)")
+    axes.set_xlabel("bands (kept, but by the inverse: bands - 1 vectors of the model's size)")
     axes.set_ylabel("accumulated noise / DP-SGD's")
     axes.set_title(title(comparison), fontsize=9, loc="left")
     axes.legend(frameon=False, fontsize=8, ncols=2)

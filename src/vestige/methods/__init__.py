@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         DPAdamW,
         DPAdamWBC,
     )
-    from vestige.methods.correlated import DPFTRL, FractionalNoise
+    from vestige.methods.correlated import DPFTRL, BandedInverse, FractionalNoise
     from vestige.methods.geodp import GeoDP, GeoDPBox, GeoDPTangent
     from vestige.methods.memories import (
         FO,
@@ -54,6 +54,7 @@ __all__ = [
     "METHODS",
     "SMA",
     "ADPAdamW",
+    "BandedInverse",
     "CurrentOnly",
     "DPAdam",
     "DPAdamAC",

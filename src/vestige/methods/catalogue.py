@@ -394,6 +394,23 @@ for _info in (
         ),
         extra_memory="bands x parameters (secret)",
     ),
+    MethodInfo(
+        name="banded-inverse",
+        noise="correlated",
+        sampler="groups in turn",
+        home="vestige.methods.correlated:BandedInverse",
+        summary="noise that takes back earlier noise, made again instead of kept",
+        paper="Kalinin et al. 2025, arXiv 2505.12128",
+        guarantee="proven: one unsampled Gaussian for each block of noise, at sigma / sensitivity",
+        proof=(
+            "a block's releases are one to one with C s + sigma z, C the inverse of the noise's "
+            "banded matrix. C has full columns and no negative entry, so a record moves it by at "
+            "most the norm of the sum of the columns at its lots, which are whole turns of its "
+            "group apart: one Gaussian for each block at sigma over that norm, without "
+            "amplification by sampling."
+        ),
+        extra_memory="1 x parameters (secret)",
+    ),
 ):
     register(_info)
 

@@ -1,4 +1,4 @@
-"""Methods whose noise is correlated from lot to lot: fractional noise and DP-FTRL."""
+"""Methods whose noise is correlated from lot to lot: fractional noise, banded inverse, DP-FTRL."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from dataclasses import dataclass
 from vestige.errors import ConfigError
 from vestige.methods.catalogue import METHODS
 from vestige.methods.method import FIXED_SENSITIVITY, DrawContext, Feature, Method
-from vestige.methods.settings import Count, Inside, Switch
+from vestige.methods.settings import Count, Decay, Inside, Switch
 from vestige.plan import Table, needs_steps
 from vestige.privacy.accounting import Charge
-from vestige.privacy.factorisation import coefficients, tree_sensitivity
-from vestige.release.correlated import Banded, Tree
+from vestige.privacy.factorisation import (
+    coefficients,
+    inverse_root,
+    inverse_sensitivity,
+    tree_sensitivity,
+)
+from vestige.release.correlated import Banded, Moving, Tree
 from vestige.release.correlation import Correlation
 from vestige.sampling.lots import CyclicPoisson, FixedOrder
 
 
 class _Correlated(Method):
-    """What the two share."""
+    """What they share."""
 
     def excludes(self) -> Mapping[Feature, str]:
         """Anything that moves the sensitivity, and a correction for noise that nobody knows."""
@@ -38,6 +43,12 @@ class _Correlated(Method):
                 f"method {self.name!r} takes no schedule of the sampling rate: {why}."
             )
         return rate
+
+    def _length(self, restart: int | None, steps: int | None, lots_per_epoch: int) -> int:
+        """The lots of a tree or block: of `restart` epochs, or of all steps."""
+        if restart is None:
+            return needs_steps(f"the noise of method {self.name!r}", steps)
+        return restart * lots_per_epoch
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,69 @@ class FractionalNoise(_Correlated):
 
 
 @dataclass(frozen=True)
+class BandedInverse(_Correlated):
+    """Noise that is a weighted sum of this step's draw and of the last ones, made again.
+
+        release_t = clipped sum_t + n_t,   n_t = z_t + d_1 z_(t-1) + ... + d_(b-1) z_(t-b+1)
+        sum_k d_k x^k = sqrt((1 - x) (1 - momentum x)),   z_t white with standard deviation sigma C
+
+    A draw follows from (key, lot), so no past noise is kept, however many bands. `momentum` is that
+    of the optimizer, or the decay of an average of the weights: what the noise is made small for.
+    Records are split into as many groups as there are lots in the data, each record on its own; the
+    groups take turns. `restart` epochs make a block of noise; None is one over all `steps`.
+
+    Guarantee: each block is one Gaussian at sigma / s without amplification by sampling, s the norm
+    of the sum of the columns of C = D^-1 at a record's lots (factorisation.py).
+    Papers: banded inverse square root, arXiv 2505.12128; momentum, arXiv 2405.13763.
+    """
+
+    info = METHODS["banded-inverse"]
+
+    bands: Count = 16
+    momentum: Decay = 0.0
+    restart: Count | None = None  # epochs
+
+    def charged_rate(self, rate: Table) -> Table:
+        """The share of a lot in the data; blocks are charged at rate 1."""
+        return self._one_rate(rate, "its groups take turns at one rate")
+
+    def _block(self, rate: Table, steps: int | None, lots_per_epoch: int) -> tuple[int, Charge]:
+        """The lots of a block, and its charge."""
+        length = self._length(self.restart, steps, lots_per_epoch)
+        d = inverse_root(self.momentum, self.bands)
+        return length, Charge(1.0, inverse_sensitivity(d, length, self._turns(rate, length)))
+
+    def _turns(self, rate: Table, length: int) -> int:
+        """How many groups take turns: a record's lots are so far apart, or once in a block."""
+        return min(
+            int(1 / self._one_rate(rate, "its groups take turns at one rate") + 1e-9), length
+        )
+
+    def charges(
+        self, rate: Table, beta: Table, steps: int, lots_per_epoch: int, beside: float
+    ) -> Counter[Charge]:
+        """One for each block that is begun."""
+        length, charge = self._block(rate, steps, lots_per_epoch)
+        return Counter({charge: -(-steps // length)})
+
+    def noise(self, context: DrawContext) -> Correlation:
+        """The moving sum, charged once a block."""
+        like, streams, plan = context.like, context.randomness, context.plan
+        length, charge = self._block(plan.sample_rate, plan.steps, plan.lots_per_epoch)
+        d = inverse_root(self.momentum, self.bands)
+        process = Moving(like, lambda row: streams.normal_blocks(like, row), d, length)
+        return Correlation(process, length, charge, self._turns(plan.sample_rate, length))
+
+    def lots(self, context: DrawContext) -> CyclicPoisson:
+        """The groups in turn; a lot leaves out of its group what makes the rate an exact one."""
+        plan = context.plan
+        assert not isinstance(plan.sample_rate, tuple)
+        length = self._length(self.restart, plan.steps, plan.lots_per_epoch)
+        turns = self._turns(plan.sample_rate, length)
+        return CyclicPoisson(context.randomness, context.records, plan.sample_rate, turns)
+
+
+@dataclass(frozen=True)
 class DPFTRL(_Correlated):
     """Prefix sums of the gradients with the noise of a binary tree, without sampling.
 
@@ -120,10 +194,7 @@ class DPFTRL(_Correlated):
 
     def _tree(self, steps: int | None, lots_per_epoch: int) -> tuple[int, Charge]:
         """The lots of a tree, and its charge."""
-        if self.restart is None:
-            length = needs_steps(f"the tree of method {self.name!r}", steps)
-        else:
-            length = self.restart * lots_per_epoch
+        length = self._length(self.restart, steps, lots_per_epoch)
         return length, Charge(1.0, math.sqrt(tree_sensitivity(length, lots_per_epoch)))
 
     def charges(

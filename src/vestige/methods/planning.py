@@ -7,46 +7,61 @@ coordinate, in clipping norms, is
     DP-SGD             sigma_1 |A|_F / sqrt(T)
     filters            sigma_1 |A H|_F / sqrt(T)               H the filter's impulse response
     fractional noise   sigma_b |c| |A C^-1|_F / sqrt(T)        noise C^-1 Z, C banded with rows of c
+    banded inverse     sigma s |A D|_F / sqrt(T)               noise D Z, D banded, C = D^-1 full
+    DP-FTRL            sigma s, times the root of the mean number of nodes of a prefix
 
-with c the fractional power of A, cut off after `bands` (factorisation.py).
+with c the fractional power of A, cut off after `bands`, D that of A^-1/2, and s what one record
+moves C G or the nodes by (factorisation.py). The last step carries the largest noise, except in a
+tree.
 A filter (momentum, FO, SMA) follows the release of DP-SGD and treats signal and noise alike; its
 gain is 1 for a constant. Every matrix is Toeplitz, so a column stands for it and T may be large.
 
-Papers: BandMF, arXiv 2306.08153; square-root factorisation (order 1/2), arXiv 2202.11205.
+Papers: BandMF, arXiv 2306.08153; square-root factorisation (order 1/2), arXiv 2202.11205; banded
+inverse square root, arXiv 2505.12128; trees, arXiv 2103.00039.
 Guarantee: all rows are (epsilon, delta)-DP for adding or removing one record, at the same epsilon
-and accountant. DP-SGD and its filters: T Poisson-subsampled Gaussians at rate lot / records.
+and accountant; DP-FTRL for zeroing out one record instead, so that it is shown and no candidate.
+DP-SGD and its filters: T Poisson-subsampled Gaussians at rate lot / records.
 Fractional noise: the records are split into `bands` groups, each record on its own and without
 regard to the others, and the groups take turns at rate bands * lot / records. Lots of one record
 are then `bands` steps apart, where the columns of C do not overlap: ceil(T / bands) subsampled
-Gaussians with multiplier sigma_b.
+Gaussians with multiplier sigma_b. Banded inverse and DP-FTRL: a record comes once in an epoch, and
+the run is one Gaussian with multiplier sigma, without amplification by sampling.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from vestige import methods
 from vestige.errors import ConfigError
 from vestige.methods.catalogue import METHODS
-from vestige.plan import at, lots_per_epoch
+from vestige.methods.noise_forms import (
+    BASELINE,
+    FRACTIONAL,
+    INVERSE,
+    TREE,
+    Form,
+    banded_inverse,
+    dp_sgd,
+    fractional,
+    memory,
+    momentum,
+    tree,
+)
+from vestige.plan import ADJACENCY, lots_per_epoch
 from vestige.privacy import accounting
 from vestige.privacy.options import Accountant, Count, Delta, Options, Positive
-
-if TYPE_CHECKING:
-    from vestige.privacy.factorisation import Series
 
 ORDERS = (0.3, 0.5, 0.65, 0.8, 0.9)
 BANDS = (2, 4, 8, 16, 32, 64)
 MOMENTUM = 0.9
 MIN_GAIN = 0.02
-"""Fractional noise that gains less than this is not worth its memory and its sampling."""
-BASELINE, FRACTIONAL = "dp-sgd", "fractional-noise"
+"""Correlated noise that gains less than this is not worth its memory, draws and sampling."""
 
 _MAX_STEPS = 10**7  # a column of numbers per step is kept, and there are some thirty rows
 
@@ -92,10 +107,12 @@ class Request(Options):
 class Row:
     """One way to add noise. `ratio` compares `prefix_error`, the accumulated noise, with DP-SGD's.
 
-    `noise_multiplier` is the accounted one (for FO and SMA: sigma / beta), `events` and
-    `sample_rate` are what it was calibrated for, `epsilon` what it reaches. `step_noise` is the
-    noise of a single step. Both are root mean squares over the steps, per coordinate, in clipping
-    norms. `memory` counts vectors of the model's size, `delay` the steps by which the signal lags.
+    `noise_multiplier` is the accounted one (FO and SMA: sigma / beta; banded inverse and DP-FTRL:
+    sigma / sensitivity), `events` and `sample_rate` are what it was calibrated for, `epsilon` what
+    it reaches, `amplified` whether sampling lowers it. `step_noise` is the noise of a single step.
+    Both are root mean squares over the steps, per coordinate, in clipping norms; `prefix_max` and
+    `step_max` are those of the noisiest step. `memory` counts vectors of the model's size, `delay`
+    the steps by which the signal lags.
     """
 
     method: str
@@ -111,6 +128,10 @@ class Row:
     step_noise: float
     memory: int
     delay: float
+    prefix_max: float
+    step_max: float
+    amplified: bool
+    adjacency: str
 
 
 @dataclass(frozen=True)
@@ -128,22 +149,30 @@ class Comparison:
     @property
     def filters(self) -> tuple[Row, ...]:
         """Momentum, FO and SMA."""
-        return tuple(r for r in self.rows if r.method not in (BASELINE, FRACTIONAL))
+        correlated = (BASELINE, FRACTIONAL, INVERSE, TREE)
+        return tuple(row for row in self.rows if row.method not in correlated)
 
     @property
     def fractional(self) -> tuple[Row, ...]:
         """Fractional noise, by bands and then by order."""
-        return tuple(row for row in self.rows if row.method == FRACTIONAL)
+        return self.of(FRACTIONAL)
+
+    def of(self, *names: str) -> tuple[Row, ...]:
+        """The rows of some methods."""
+        return tuple(row for row in self.rows if row.method in names)
 
     @cached_property
     def best(self) -> Row | None:
-        """The fractional noise that accumulates least within the memory; None if none fits."""
-        allowed = [row for row in self.fractional if self.request.fits(row.memory)]
+        """The correlated noise that accumulates least within the memory; None if none fits."""
+        return self._least(FRACTIONAL, INVERSE)
+
+    def _least(self, *names: str) -> Row | None:
+        allowed = [row for row in self.of(*names) if self.request.fits(row.memory)]
         return min(allowed, key=lambda row: (row.ratio, row.memory), default=None)
 
     @property
     def recommended(self) -> Row:
-        """The best fractional noise if it gains MIN_GAIN, else DP-SGD.
+        """The best correlated noise if it gains MIN_GAIN, else DP-SGD.
 
         A filter is never a candidate: what it takes off the accumulated noise at the end of a
         short run is its delay, and it delays the signal as much.
@@ -154,7 +183,7 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """The comparison as plain JSON types."""
-        row = self.recommended
+        row, fractional = self.recommended, self._least(FRACTIONAL)
         return {
             **self.request.model_dump(),
             "steps": self.request.steps,
@@ -168,7 +197,8 @@ class Comparison:
                 "gain": 1 - row.ratio,
                 "memory": row.memory,
                 "available": available(row.method),
-                "best_fractional": None if self.best is None else asdict(self.best),
+                "best_fractional": None if fractional is None else asdict(fractional),
+                "best_correlated": None if self.best is None else asdict(self.best),
                 "min_gain": MIN_GAIN,
             },
         }
@@ -186,74 +216,44 @@ def compare(request: Request, progress: Callable[[str], None] = lambda _: None) 
     serves all rows, each with the accountant that was asked for. `progress` is told of each.
     """
     size, lot, steps = request.dataset_size, request.lot, request.steps
-    unit, _ = dp_sgd().noise(steps)
     grid = [1, *(bands for bands in BANDS if bands * lot <= size)]
     rows: list[Row] = []
     for number, bands in enumerate(grid, start=1):
         progress(f"calibrating the noise: bands {bands} ({number} of {len(grid)})")
-        rate, events = bands * lot / size, -(-steps // bands)
-        found = accounting.calibrate(
-            request.epsilon, request.delta, rate, events, request.accountant
-        )
-        sigma = found.noise_multiplier
-        white = rows[0].prefix_error if rows else sigma * unit
-        for form in forms(bands):
-            accumulated, single = (sigma * noise for noise in form.noise(steps))
-            row = Row(
-                method=form.method,
-                settings=form.settings,
-                order=form.settings.get("order"),
-                bands=bands,
-                sample_rate=rate,
-                events=events,
-                noise_multiplier=sigma,
-                epsilon=found.epsilon,
-                prefix_error=accumulated,
-                ratio=accumulated / white,
-                step_noise=single,
-                memory=form.memory,
-                delay=form.delay,
-            )
-            rows.append(row)
+        _add(rows, request, forms(bands), bands * lot / size, -(-steps // bands))
+    progress("calibrating the noise: without sampling")
+    _add(rows, request, unsampled(steps, size // lot, lots_per_epoch(size, lot)), 1.0, 1)
     return Comparison(request, tuple(rows))
 
 
-@dataclass(frozen=True)
-class Form:
-    """A way to shape white noise at multiplier 1: the response gain / denominator(z) to one draw.
-
-    `filters` says that the signal goes through it too, with gain / denominator(1) = 1.
-    """
-
-    method: str
-    settings: dict[str, float]
-    memory: int
-    gain: float
-    denominator: Series
-    filters: bool = False
-
-    @property
-    def delay(self) -> float:
-        """The steps by which a steady signal lags: the response's centre of mass."""
-        if not self.filters:
-            return 0.0
-        lags = range(len(self.denominator))
-        return -float(self.denominator @ lags) / float(self.denominator.sum())
-
-    def response(self, steps: int) -> Series:
-        """The first column of the Toeplitz matrix that makes the noise of all steps."""
-        from vestige.privacy.factorisation import inverse_response
-
-        return self.gain * inverse_response(self.denominator, steps)
-
-    def noise(self, steps: int) -> tuple[float, float]:
-        """Root mean square over the steps of the noise's prefix sums, and of the noise itself."""
-        import numpy as np
-
-        column = self.response(steps)
-        # Entry t of the column stands in the matrix steps - t times.
-        times = np.arange(steps, 0, -1) / steps
-        return math.sqrt(times @ np.cumsum(column) ** 2), math.sqrt(times @ column**2)
+def _add(rows: list[Row], request: Request, each: list[Form], rate: float, events: int) -> None:
+    """The rows of some forms, calibrated for so many events at a rate. DP-SGD is added first."""
+    found = accounting.calibrate(request.epsilon, request.delta, rate, events, request.accountant)
+    sigma = found.noise_multiplier
+    for form in each:
+        accumulated, single = (sigma * noise for noise in form.noise(request.steps))
+        most, most_single = (sigma * noise for noise in form.largest(request.steps))
+        white = rows[0].prefix_error if rows else accumulated
+        row = Row(
+            method=form.method,
+            settings=form.settings,
+            order=form.settings.get("order"),
+            bands=int(form.settings.get("bands", 1)),
+            sample_rate=rate,
+            events=events,
+            noise_multiplier=sigma,
+            epsilon=found.epsilon,
+            prefix_error=accumulated,
+            ratio=accumulated / white,
+            step_noise=single,
+            memory=form.memory,
+            delay=form.delay,
+            prefix_max=most,
+            step_max=most_single,
+            amplified=rate < 1,
+            adjacency=METHODS[form.method].adjacency if form.method in METHODS else ADJACENCY,
+        )
+        rows.append(row)
 
 
 def forms(bands: int) -> list[Form]:
@@ -267,37 +267,7 @@ def forms(bands: int) -> list[Form]:
     ]
 
 
-def dp_sgd() -> Form:
-    """White noise."""
-    return replace(fractional(1.0, 1), method=BASELINE, settings={})
-
-
-def fractional(order: float, bands: int) -> Form:
-    """Noise |c| C^-1 Z with the first `bands` coefficients c of (1 - z)^-order; 1 band: DP-SGD."""
-    from vestige.privacy.factorisation import coefficients, norm
-
-    c = coefficients(order, bands)
-    settings = {"order": order, "bands": bands}
-    return Form(FRACTIONAL, settings, bands - 1, norm(c), c)
-
-
-def momentum(decay: float) -> Form:
-    """(1 - m) m^k: momentum with the learning rate that keeps the sum of the updates."""
-    import numpy as np
-
-    settings = {"momentum": decay}
-    return Form("momentum", settings, 1, 1 - decay, np.array([1.0, -decay]), filters=True)
-
-
-def memory(method: methods.FO | methods.SMA) -> Form:
-    """beta / (1 - (1 - beta) sum_j a_j z^-j) with a_j like (j + 1)^(alpha - 1): FO and SMA.
-
-    Without their gates, which follow the releases, and with an empty past at the start.
-    """
-    import numpy as np
-
-    beta = at(methods.share(method, None), 0)
-    weights = np.arange(2, method.window + 1) ** (method.alpha - 1.0)
-    denominator = np.concatenate([[1.0], -(1 - beta) * weights / weights.sum()])
-    settings = {"beta": beta, "alpha": method.alpha, "window": method.window}
-    return Form(method.name, settings, method.window + 1, beta, denominator, filters=True)
+def unsampled(steps: int, turns: int, period: int) -> list[Form]:
+    """Every banded inverse for records that come every `turns` lots, and a tree for `period`."""
+    inverses = [banded_inverse(bands, steps, turns) for bands in BANDS if bands <= steps]
+    return [*inverses, tree(steps, period)]

@@ -48,6 +48,7 @@ _AT_LEAST_0 = must_be("a finite number of at least 0", lambda v: is_number(v) an
 Beta = Annotated[Schedule, check_beta]
 Share = Annotated[float, check_share]
 Inside = Annotated[float, must_be("strictly between 0 and 1", lambda v: is_number(v) and 0 < v < 1)]
+Decay = Annotated[float, must_be("at least 0 and below 1", lambda v: is_number(v) and 0 <= v < 1)]
 Positive = Annotated[float, _POSITIVE]
 NonNegative = Annotated[float, _AT_LEAST_0]
 Count = Annotated[int, check_count]

@@ -12,9 +12,12 @@ w_0^2 + ... + w_t^2. A column of C has norm |c|, or less where the last row cuts
 sqrt(k) |c| clipping norms. A tree has a row of C for each node, with ones at the node's leaves. One
 record that is in n_i of node i's leaves moves the nodes by at most sqrt(sum_i n_i^2) clipping
 norms, in whatever directions its gradients point.
+A banded inverse is the other way round: C^-1 is banded, with first column d, and C is full. So
+columns of one record overlap however far apart its lots are: `inverse_sensitivity` adds them up.
 
 Papers: BandMF, arXiv 2306.08153; square-root factorisation (order 1/2), arXiv 2202.11205; trees in
-DP-FTRL, arXiv 2103.00039; gradients may follow from earlier releases, arXiv 2202.08312.
+DP-FTRL, arXiv 2103.00039; gradients may follow from earlier releases, arXiv 2202.08312; banded
+inverse square root, arXiv 2505.12128; momentum in the workload, arXiv 2405.13763.
 Nothing here sees data or noise.
 """
 
@@ -63,6 +66,39 @@ def inverse_response(c: Series, steps: int) -> Series:
 def marginal_variances(c: Series, steps: int) -> Series:
     """The variance of a coordinate of C^-1 Z, row by row, where Z has variance 1."""
     return np.cumsum(inverse_response(c, steps) ** 2)
+
+
+def inverse_root(momentum: float, bands: int) -> Series:
+    """The first `bands` coefficients d of sqrt((1 - z) (1 - momentum z)); one band is white noise.
+
+    1 / ((1 - z) (1 - momentum z)) turns releases into weights, by SGD with momentum or as an
+    average with that decay. Only d_0 is positive: the coefficients of 1 / d(z) are moments of a
+    positive measure on [momentum, 1], hence log-convex, and the inverse of such a series has no
+    positive coefficient after the first (Kaluza 1928).
+    """
+    check_count("bands", bands)
+    k = np.arange(1, bands)
+    root = np.concatenate([[1.0], np.cumprod((k - 1.5) / k)])
+    d: Series = np.convolve(root, root * float(momentum) ** np.arange(bands))[:bands]
+    d[1:] = np.minimum(d[1:], 0.0)  # what rounding has left of a zero
+    return d
+
+
+def inverse_sensitivity(d: Series, steps: int, period: int) -> float:
+    """What one record moves C G by, in clipping norms: `steps` rows, lots `period` or more apart by
+    whole periods, 1 / d(z) the first column of C.
+
+    d_0 = 1 is the only positive coefficient, so C and C^T C have no negative entry, and the worst
+    gradients are of full norm and one direction, in all of the record's lots: |sum of columns|.
+    Columns are shifts of each other, so the lots from the first on are the worst.
+    """
+    from scipy.signal import lfilter  # here, since it takes long to import
+
+    if (np.asarray(d)[1:] > 0).any():
+        raise ValueError("a positive coefficient after the first: the sum of columns is no bound")
+    lots = np.zeros(check_count("steps", steps))
+    lots[:: check_count("period", period)] = 1.0
+    return norm(lfilter([1.0], d, lots))
 
 
 def tree_sensitivity(steps: int, period: int) -> int:

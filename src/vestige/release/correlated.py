@@ -4,9 +4,11 @@ Row t is the noise of lot t, in units of sigma * clipping norm; every z is stand
 
     Banded   n_t = |c| z_t - c_1 n_(t-1) - ... - c_(b-1) n_(t-b+1)      that is, n = |c| C^-1 z
     Tree     n_t = N_(t+1) - N_t,   N_t the noise of the tree's estimate of the first t sums
+    Moving   n_t = z_t + d_1 z_(t-1) + ... + d_(b-1) z_(t-b+1)              that is, n = C^-1 z
 
 `Banded` is BandMF (arXiv 2306.08153) with the coefficients of factorisation.py, `Tree` is DP-FTRL
-(arXiv 2103.00039). Past noise would uncover past sums, so nothing here can be saved or copied.
+(arXiv 2103.00039), `Moving` a banded inverse (arXiv 2505.12128). Past noise would uncover past
+sums, so nothing here can be saved or copied.
 
 Guarantee, for releases s_t + sigma n_t, the clipping norm being 1 (arXiv 2202.08312 for gradients
 that follow from earlier releases):
@@ -21,6 +23,10 @@ The estimates (plain and Honaker's), their differences from row to row and the c
 functions of noisy nodes, so they cost nothing: a tree is one Gaussian with multiplier
 sigma / sqrt(tree_sensitivity(length, period)), without subsampling, to be charged before its first
 row, for records that come every `period` lots.
+Moving. C maps the `length` releases of a block one to one to C s + sigma z, and C s moves by at
+most inverse_sensitivity(d, length, period) if a record's lots are whole periods apart: one Gaussian
+with multiplier sigma / that, without subsampling, to be charged before the block's first row. C has
+full columns, so nothing shorter than a block is an event of its own.
 Restarts. A process has an empty past wherever it begins, as when a run is resumed, which makes C
 block diagonal: its columns still have norm at most |c|, and columns b apart or in different blocks
 do not overlap. Groups and order may change with the block, so it is charged as a run of its own
@@ -122,6 +128,42 @@ class Banded(NoiseProcess):
         if t >= len(self._variances):
             self._variances = marginal_variances(self._coefficients, max(1024, 2 * t))
         return self._norm * math.sqrt(self._variances[t])
+
+
+class Moving(NoiseProcess):
+    """n = C^-1 z with C^-1 the banded Toeplitz matrix of `weights`, anew every `length` rows.
+
+    Keeps nothing of earlier rows: their z is made again from its index.
+    """
+
+    def __init__(
+        self, like: Tensor, fresh: Fresh, weights: Series, length: int, *, first: int = 0
+    ) -> None:
+        super().__init__(fresh, first)
+        self._weights, self._length = weights, check_count("length", length)
+        self._row = like.new_zeros(like.numel())
+
+    def at(self, row: int) -> Tensor:
+        """The noise of `row`, as for every process; rows that were passed over are not drawn."""
+        self._next = max(self._next, row)
+        return super().at(row)
+
+    def _make(self, row: int) -> Tensor:
+        for lag, weight in enumerate(self._of(row)):
+            for block, z in self._fresh(row - lag):
+                if lag:
+                    self._row[block].add_(z, alpha=float(weight))
+                else:
+                    self._row[block] = z
+        return self._row
+
+    def marginal(self, row: int) -> float:
+        """sqrt(1 + d_1^2 + ...), over the draws that the row's block has so far."""
+        return norm(self._of(row))
+
+    def _of(self, row: int) -> Series:
+        """The weights of the row's draws, the newest first: none is of an earlier block."""
+        return self._weights[: self._age(row) % self._length + 1]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Correlated noise at the door: which noise a lot gets, and which lots are charged.
 
 The noise of one charge covers `every` lots in a row: a cycle of the groups of a cyclic Poisson
-draw, or a tree. The charge is due when the first lot of the stretch comes.
+draw, a tree, or a block of a banded inverse. The charge is due when the first lot of the stretch
+comes. A record's lots are whole `period`s apart.
 
 Guarantee: charged before the first noise of a stretch is drawn. A run that continues under another
 key begins a new stretch, charged as such: its noise does not overlap with the earlier noise, so the
@@ -19,8 +20,11 @@ from vestige.release.correlated import NoiseProcess
 class Correlation:
     """A noise process whose rows are lots, and its charge for every `every` lots."""
 
-    def __init__(self, process: NoiseProcess, every: int, charge: Charge) -> None:
+    def __init__(
+        self, process: NoiseProcess, every: int, charge: Charge, period: int | None = None
+    ) -> None:
         self._process, self.every, self._charge = process, every, charge
+        self.period = every if period is None else period
         self._first = 0  # the lot that the process began with
         self._paid = -1  # the last stretch that was charged
 

@@ -15,9 +15,11 @@ Guarantee: exact Poisson sampling up to 2^-53 in each gap's probability, which i
 accountants assume (Abadi et al. 2016; shuffled or fixed-size batches would need other accounting,
 Chua et al. 2024). Groups and draws of cyclic lots are independent from record to record, so that
 what is charged, one draw at rate bands * sample_rate for a cycle of `bands` lots, holds for adding
-or removing one record. A fixed order amplifies nothing: lots are charged at rate 1. Taking a record
-out would move others to other lots, so what is charged there is for zeroing one record out (its
-gradient becomes zero and its place stays), with the number of records public.
+or removing one record. So does a charge at rate 1 for all lots of a record's group in a run (a
+banded inverse): it needs groups that are independent from record to record, and the turns apart.
+A fixed order amplifies nothing: lots are charged at rate 1. Taking a record out would move others
+to other lots, so what is charged there is for zeroing one record out (its gradient becomes zero and
+its place stays), with the number of records public.
 Groups and order are functions of the secret key alone. A run that was resumed under another key has
 others, and must be charged from there on as a new run, with noise that begins anew.
 """

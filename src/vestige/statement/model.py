@@ -66,7 +66,9 @@ Epsilon = Annotated[Number | None, Field(description="An upper bound; null is in
 Accountant = Literal["pld", "rdp", "rdp_classic"]
 Status = Literal["private", "test mode", "none"]
 End = Literal["as planned", "budget guard", "planned releases", "renyi filter", "open"]
-SamplerKind = Literal["poisson", "cyclic poisson", "fixed order", "importance", "of the method"]
+SamplerKind = Literal[
+    "poisson", "cyclic poisson", "groups in turn", "fixed order", "importance", "of the method"
+]
 
 
 class _Part(BaseModel):

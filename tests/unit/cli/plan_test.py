@@ -33,7 +33,7 @@ def test_the_command_prints_the_table_and_the_words() -> None:
         result.stdout
     )
     rows = [line.split() for line in result.stdout.splitlines()]
-    assert ["dp-sgd", "0.05", "60"] in [row[:3] for row in rows]
+    assert ["dp-sgd", "yes", "0.05"] in [row[:3] for row in rows]
     for bands in (2, 4, 8, 16):
         (row,) = [r for r in rows if r[:1] == ["fractional"] and r[2] == str(bands)]
         best = min((r for r in small().fractional if r.bands == bands), key=lambda r: r.ratio)
@@ -50,7 +50,7 @@ def test_the_table_fits_into_eighty_characters() -> None:
         COLUMNS="80",
     ).stdout
     assert "…" not in text
-    assert "fractional 0.8, 64 bands" in text
+    assert "fractional 0.8, 64" in text
 
 
 def test_progress_goes_to_stderr_on_a_terminal() -> None:
@@ -71,20 +71,30 @@ def test_json() -> None:
         (
             *("method", "settings", "order", "bands", "sample_rate", "events"),
             *("noise_multiplier", "epsilon", "prefix_error", "ratio", "step_noise", "memory"),
-            "delay",
+            *("delay", "prefix_max", "step_max", "amplified", "adjacency"),
         )
     }
     chosen = report["recommendation"]
     assert set(chosen) == {
-        *("method", "settings", "ratio", "gain", "memory", "available", "best_fractional"),
+        *(
+            "method",
+            "settings",
+            "ratio",
+            "gain",
+            "memory",
+            "available",
+            "best_fractional",
+            "best_correlated",
+        ),
         "min_gain",
     }
     assert chosen["gain"] == 1 - chosen["ratio"]
     assert chosen["best_fractional"] in report["rows"]
     assert chosen["settings"] == chosen["best_fractional"]["settings"]
     nothing = run_json(SMALL, "--max-memory", "0")["recommendation"]
-    assert (nothing["method"], nothing["available"]) == ("dp-sgd", True)
+    assert (nothing["method"], nothing["available"]) == ("banded-inverse", True)
     assert nothing["best_fractional"] is None
+    assert nothing["best_correlated"]["method"] == "banded-inverse"
 
 
 def test_prv_is_answered_by_pld() -> None:

@@ -1,4 +1,4 @@
-"""Correlated noise through the engine: fractional noise and DP-FTRL.
+"""Correlated noise through the engine: fractional noise, DP-FTRL and the banded inverse.
 
 What a release has beside its sum is compared with the rows of a dense matrix, or of a tree that is
 written out, from the same draws: 20 steps in float64, to 1e-9. correlated_test.py has the noise
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.linalg import toeplitz
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -32,13 +33,16 @@ from tests.support.two_looks import (
     watch,
 )
 from vestige import ConfigError, PrivacyEngine
-from vestige.methods import DPFTRL, FractionalNoise, planning
+from vestige.methods import DPFTRL, BandedInverse, FractionalNoise, planning
+from vestige.methods.method import planned_charges
 from vestige.plan import ADJACENCY
 from vestige.updates.adam import AdamBC
 
 C, LR = 1.5, 0.3
 FORMS = [(0.8, 3), (0.5, 4), (0.3, 2), (0.9, 1)]
 TREES = [DPFTRL(), DPFTRL(False), DPFTRL(True, 3), DPFTRL(False, 3), DPFTRL(True, 2)]
+
+INVERSES = [BandedInverse(), BandedInverse(3, 0.9), BandedInverse(4, 0.5, 3), BandedInverse(1)]
 
 
 @pytest.fixture
@@ -243,7 +247,7 @@ def test_under_another_key_a_new_tree_begins_and_is_charged(restart, seen):
     assert made[0].ledger.steps == 1 + -(-(STEPS - steps) // length)
 
 
-@pytest.mark.parametrize("method", [FractionalNoise(0.8, 3), *TREES[:3]], ids=str)
+@pytest.mark.parametrize("method", [FractionalNoise(0.8, 3), *TREES[:3], *INVERSES[1:3]], ids=str)
 @pytest.mark.parametrize("steps", [6, 7])
 def test_in_test_mode_a_resumed_run_is_the_uninterrupted_one(method, steps):
     whole = private(method, sgd(LR), steps=STEPS)
@@ -273,7 +277,7 @@ def tensors_in(value):
 
 
 @pytest.mark.parametrize("denoiser", [None, "doppler", "kalman"])
-@pytest.mark.parametrize("method", [FractionalNoise(0.8, 3), DPFTRL()], ids=str)
+@pytest.mark.parametrize("method", [FractionalNoise(0.8, 3), DPFTRL(), BandedInverse(3)], ids=str)
 def test_the_noise_is_in_no_saved_state(method, denoiser, seen):
     """Neither a row, nor a draw, nor a prefix sum, at whatever scale: what is saved are releases,
     and at least 0.1 % of them is left when their part along a noise vector is taken off."""
@@ -405,10 +409,94 @@ def test_the_corrected_adam_is_told_the_noise_of_a_single_release(method):
     assert marginal.std() > 0.05
 
 
+# -- banded inverse -------------------------------------------------------------------------
+
+
+def inverse_rows(method, length, rows, seed=SEED):
+    """D z by its definition, and the norm of the summed columns of C = D^-1, both of a block."""
+    d = np.array([1.0])
+    for root in (1.0, method.momentum):  # sqrt(1 - root z), by the binomial series
+        series = [math.prod((j - 0.5) / (j + 1) for j in range(k)) * root**k for k in range(60)]
+        d = np.convolve(d, series)
+    column = np.zeros(length)
+    kept = min(length, method.bands)
+    column[:kept] = d[:kept]
+    block = toeplitz(column, np.zeros(length))
+    summed = np.linalg.inv(block)[:, :: N // LOT].sum(1)
+    whole = np.kron(np.eye(-(-rows // length)), block)[:rows, :rows]
+    return torch.from_numpy(whole @ white(rows, seed)), np.linalg.norm(summed)
+
+
+@pytest.mark.parametrize("sigma", [0.0, SIGMA])
+@pytest.mark.parametrize("method", INVERSES, ids=str)
+def test_releases_carry_the_banded_sum_of_draws(method, sigma, seen):
+    """And without noise they are those of plain SGD on clipped sums."""
+    engine, model, optimizer, loader = private(
+        method, sgd(LR), steps=STEPS, max_grad_norm=C, noise_multiplier=sigma
+    )
+    length = STEPS if method.restart is None else method.restart * N // LOT
+    noise, sensitivity = inverse_rows(method, length, STEPS)
+    theta = flat(model.parameters())
+    for t, (x, y, rows) in enumerate(lots(engine, loader, STEPS)):
+        optimizer.step(closure_of(model, optimizer, x, y))
+        total = clipped_sum(gradients(theta, *rows), [C], SEGMENTS["flat"])
+        theta = theta - LR * (total + sigma * C * noise[t]) / LOT
+        assert close(flat(model.parameters()), theta)
+    (event,) = engine.ledger.events
+    assert (event.sample_rate, event.count) == (1.0, -(-STEPS // length))
+    assert event.noise_multiplier == pytest.approx(sigma / sensitivity, rel=1e-12)
+    assert engine.plan.adjacency == ADJACENCY
+
+
+def test_a_record_comes_every_time_that_its_group_does():
+    """Groups are drawn for each record: whole turns apart, all records, lots of many sizes."""
+    engine, model, optimizer, loader = private(BandedInverse(), sgd(LR), steps=STEPS)
+    data, places = loader.dataset.tensors[0], {}
+    for t, (x, y, rows) in enumerate(lots(engine, loader, STEPS)):
+        optimizer.step(closure_of(model, optimizer, x, y))
+        for row in rows[0]:
+            (record,) = torch.nonzero((data == row).all(1))[0].tolist()
+            places.setdefault(record, []).append(t)
+    turns = N // LOT
+    assert len(places) == N
+    assert all(lots == list(range(lots[0], STEPS, turns)) for lots in places.values())
+    assert len({sum(lots[0] == first for lots in places.values()) for first in range(turns)}) > 1
+
+
+def test_a_rate_that_divides_nothing_is_kept_and_charged_as_the_whole_groups():
+    """Three groups, of which a lot takes each record with probability 0.9."""
+    method, other = BandedInverse(bands=2), BandedInverse(bands=2)
+    charged = [
+        planned_charges(m, "flat", 1, 1000, lot, rate, 30)
+        for m, lot, rate in ((method, 300, 0.3), (other, 333, 1 / 3))
+    ]
+    assert charged[0] == charged[1]
+    engine, *_ = private(method, sgd(LR), steps=STEPS, sample_rate=0.3)
+    drawing = engine._run.lots._drawing
+    assert (drawing.bands, drawing.rate) == (3, pytest.approx(0.9))
+
+
+@pytest.mark.parametrize("restart", [None, 3])
+def test_under_another_key_a_new_block_begins_and_is_charged(restart, seen):
+    method, steps, other = BandedInverse(3, 0.9, restart), 7, 9
+    length = STEPS if restart is None else 12
+    made = resumed(method, steps, other, True, max_grad_norm=C)
+    run(*made, STEPS - steps)
+    noise = torch.cat(
+        [
+            inverse_rows(method, length, steps)[0],
+            inverse_rows(method, length, STEPS - steps, other)[0],
+        ]
+    )
+    for total, released, row in zip(seen.sums, seen.values, noise, strict=True):
+        assert close(released - total, SIGMA * C * row)
+    assert made[0].ledger.steps == 1 + -(-(STEPS - steps) // length)
+
+
 # -- what is refused ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [FractionalNoise(0.8, 3), DPFTRL()], ids=str)
+@pytest.mark.parametrize("method", [FractionalNoise(0.8, 3), DPFTRL(), BandedInverse(3)], ids=str)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -433,6 +521,9 @@ def test_bad_settings_and_places_are_refused():
     for bad in ({"order": 0.0}, {"order": 1.0}, {"order": math.nan}, {"bands": 0}, {"bands": 2.0}):
         with pytest.raises(ConfigError, match=f"{next(iter(bad))}="):
             FractionalNoise(**bad)
+    for bad in ({"bands": 0}, {"momentum": 1.0}, {"momentum": -0.1}, {"restart": 0}):
+        with pytest.raises(ConfigError, match=f"{next(iter(bad))}="):
+            BandedInverse(**bad)
     for bad in ({"honaker": 1}, {"restart": 0}, {"restart": 1.5}):
         with pytest.raises(ConfigError, match=f"{next(iter(bad))}="):
             DPFTRL(**bad)
@@ -440,6 +531,8 @@ def test_bad_settings_and_places_are_refused():
         private(FractionalNoise(bands=5))
     with pytest.raises(ConfigError, match=r"pass steps="):
         private(DPFTRL())
+    with pytest.raises(ConfigError, match=r"pass steps="):
+        private(BandedInverse())
     with pytest.raises(ConfigError, match=r"sample_rate=0.1 does nothing"):
         private(DPFTRL(restart=1), sample_rate=0.1)
     with pytest.raises(ConfigError, match=r"dataset_size=30 is not the number of records, 24"):

@@ -8,20 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from scipy.linalg import toeplitz
 
 from vestige import methods
 from vestige.cli import plan
 from vestige.errors import ConfigError
 from vestige.methods import planning
-from vestige.methods.planning import Comparison, Form, Request, Row
+from vestige.methods.planning import Comparison, Request, Row
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
-
-STEPS = 40
-ORDERS_AND_BANDS = [(0.3, 2), (0.5, 8), (0.65, 3), (0.8, 16), (0.9, 40), (0.5, 40)]
 
 
 @pytest.fixture(autouse=True)
@@ -35,107 +30,6 @@ def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def small(**changes: Any) -> Comparison:
     given: dict[str, Any] = {"dataset_size": 1000, "lot": 50, "epochs": 3, "epsilon": 4.0}
     return planning.compare(Request(**given | {"accountant": "rdp"} | changes))
-
-
-def dense(column: Any, steps: int = STEPS) -> Any:
-    """The lower-triangular Toeplitz matrix with that first column, padded with zeros."""
-    padded = np.zeros(steps)
-    padded[: len(column)] = column[:steps]
-    return toeplitz(padded, np.zeros(steps))
-
-
-def check_noise(form: Form, matrix: Any) -> None:
-    """`matrix` makes the noise of all steps out of white noise."""
-    prefix = np.tril(np.ones((STEPS, STEPS))) @ matrix
-    expected = [np.linalg.norm(m) / math.sqrt(STEPS) for m in (prefix, matrix)]
-    assert form.noise(STEPS) == pytest.approx(expected, rel=1e-10)
-
-
-# -- closed forms ---------------------------------------------------------------------------
-
-
-def fractional_coefficients(order: float, bands: int) -> list[float]:
-    """Gamma(k + order) / (Gamma(order) k!), the binomial series, not the recursion."""
-    return [math.gamma(k + order) / (math.gamma(order) * math.factorial(k)) for k in range(bands)]
-
-
-@pytest.mark.parametrize(("order", "bands"), ORDERS_AND_BANDS)
-def test_fractional_noise_is_that_of_the_dense_matrices(order: float, bands: int) -> None:
-    c = np.array(fractional_coefficients(order, bands))
-    check_noise(planning.fractional(order, bands), np.linalg.norm(c) * np.linalg.inv(dense(c)))
-
-
-@pytest.mark.parametrize(("order", "bands"), ORDERS_AND_BANDS)
-def test_lots_of_one_record_do_not_overlap_and_none_exceeds_the_scale(
-    order: float, bands: int
-) -> None:
-    """Why ceil(T / bands) events at the multiplier of the row are the whole cost."""
-    form = planning.fractional(order, bands)
-    scaled = dense(form.denominator) / form.gain
-    gram = scaled.T @ scaled
-    assert np.diag(gram).max() <= 1 + 1e-12
-    for group in range(bands):
-        block = gram[group::bands, group::bands]
-        assert np.abs(block - np.diag(np.diag(block))).max() == 0
-
-
-def test_order_one_half_is_the_square_root_of_the_prefix_sums() -> None:
-    c = dense(planning.fractional(0.5, STEPS).denominator)
-    np.testing.assert_allclose(c @ c, np.tril(np.ones((STEPS, STEPS))), atol=1e-12)
-
-
-@pytest.mark.parametrize("order", [0.3, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("steps", [1, 2, 2500])
-def test_one_band_is_dp_sgd_exactly(order: float, steps: int) -> None:
-    noise = planning.fractional(order, 1).noise(steps)
-    assert noise == planning.dp_sgd().noise(steps)
-    assert noise == pytest.approx((math.sqrt((steps + 1) / 2), 1.0), rel=1e-13)
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
-def test_momentum_is_that_of_the_dense_matrices(decay: float) -> None:
-    form = planning.momentum(decay)
-    check_noise(form, dense([(1 - decay) * decay**k for k in range(STEPS)]))
-    assert form.delay == pytest.approx(decay / (1 - decay))
-
-
-@pytest.mark.parametrize(
-    "method",
-    [methods.FO(), methods.SMA(), methods.FO(beta=0.5, window=32), methods.FO(window=2)],
-    ids=str,
-)
-def test_memory_is_that_of_the_dense_recursion(method: Any) -> None:
-    lags = range(1, method.window)
-    weights = np.array([0.0, *((j + 1) ** (method.alpha - 1) for j in lags)])
-    past = dense(weights / weights.sum())
-    matrix = method.beta * np.linalg.inv(np.eye(STEPS) - (1 - method.beta) * past)
-    form = planning.memory(method)
-    check_noise(form, matrix)
-    response = form.response(5000)
-    assert response.sum() == pytest.approx(1)
-    assert form.delay == pytest.approx(response @ np.arange(5000))
-
-
-@pytest.mark.parametrize(
-    ("beta", "power", "delay", "accumulated"),
-    [(0.9, 0.811, 0.42, 15.80), (0.5, 0.267, 3.82, 15.62)],
-)
-def test_the_published_figures_of_fo(
-    beta: float, power: float, delay: float, accumulated: float
-) -> None:
-    form = planning.memory(methods.FO(beta=beta, alpha=0.8, window=8))
-    assert float((form.response(5000) ** 2).sum()) == pytest.approx(power, abs=5e-4)
-    assert form.delay == pytest.approx(delay, abs=5e-3)
-    assert form.noise(500)[0] == pytest.approx(accumulated, abs=5e-3)
-
-
-def test_a_hundred_thousand_steps_do_not_blow_up() -> None:
-    """The response of 1 / c(z) settles at 1 / c(1), so the accumulated noise grows as sqrt(T)."""
-    form = planning.fractional(0.5, 64)
-    far, near = form.noise(100_000)[0], form.noise(25_000)[0]
-    assert far / near == pytest.approx(2, rel=0.02)
-    settled = form.gain / form.denominator.sum()
-    assert far == pytest.approx(settled * math.sqrt(100_001 / 2), rel=0.02)
 
 
 # -- the comparison -------------------------------------------------------------------------
@@ -167,10 +61,13 @@ def test_few_epochs_gain_far_more() -> None:
 
 def test_every_row_is_calibrated_to_the_same_epsilon() -> None:
     comparison = small(epsilon=3.0, delta=1e-6)
-    assert len(comparison.rows) == 4 + 5 * 4
+    assert len(comparison.rows) == 4 + 5 * 4 + 5 + 1
     for row in comparison.rows:
-        assert row.sample_rate == row.bands * 0.05
-        assert row.events == -(-60 // row.bands)
+        unsampled = row.method in ("banded-inverse", "dp-ftrl")
+        assert row.sample_rate == (1.0 if unsampled else row.bands * 0.05)
+        assert row.events == (1 if unsampled else -(-60 // row.bands))
+        assert row.amplified is not unsampled
+        assert row.adjacency.startswith("zero out" if row.method == "dp-ftrl" else "add or remove")
         event = Event(row.sample_rate, row.noise_multiplier, row.events)
         assert accounting.epsilon([event], 1e-6, "rdp") == row.epsilon
         assert 2.99 < row.epsilon <= 3.0
@@ -211,6 +108,9 @@ def test_more_epsilon_means_less_noise_in_every_row() -> None:
 def test_bands_stop_at_rate_one(size: int, lot: int, epochs: int, bands: set[int]) -> None:
     comparison = small(dataset_size=size, lot=lot, epochs=epochs)
     assert {row.bands for row in comparison.fractional} == bands
+    steps = comparison.request.steps
+    inverses = [row.bands for row in comparison.of("banded-inverse")]
+    assert inverses == [bands for bands in planning.BANDS if bands <= steps]
     assert all(row.sample_rate <= 1 for row in comparison.rows)
     assert all(row.bands <= comparison.request.steps for row in comparison.rows)
 
@@ -218,7 +118,7 @@ def test_bands_stop_at_rate_one(size: int, lot: int, epochs: int, bands: set[int
 def test_no_filter_is_recommended_though_its_delay_hides_noise() -> None:
     comparison = small(dataset_size=100, lot=60, epochs=2)
     assert min(comparison.rows, key=lambda row: row.ratio).method == "momentum"
-    assert comparison.recommended == comparison.baseline
+    assert comparison.recommended not in (*comparison.filters, *comparison.of("dp-ftrl"))
 
 
 def test_the_choice_keeps_within_the_memory() -> None:
@@ -227,10 +127,10 @@ def test_the_choice_keeps_within_the_memory() -> None:
         comparison = small(max_memory=limit)
         row = comparison.recommended
         assert limit is None or row.memory <= limit
-        allowed = [each for each in comparison.fractional if comparison.request.fits(each.memory)]
-        assert row.ratio == min((each.ratio for each in allowed), default=1.0)
+        candidates = comparison.of("fractional-noise", "banded-inverse")
+        allowed = [each for each in candidates if comparison.request.fits(each.memory)]
+        assert row.ratio == min([1.0, *(each.ratio for each in allowed)])
         ratios.append(row.ratio)
-    assert ratios[0] == 1.0
     assert ratios == sorted(ratios, reverse=True)
     assert ratios[2] == ratios[1] > ratios[3]
 
@@ -269,8 +169,10 @@ def test_the_text_names_the_choice_its_gain_and_its_memory() -> None:
 def test_the_text_says_why_dp_sgd() -> None:
     assert "0.981 of its accumulated noise" in words(_with_gain(0.019))
     assert "a gain below the 2%" in words(_with_gain(0.019))
-    assert "within 0 vectors, since it needs 1 vector" in words(small(max_memory=0))
-    assert "lots of at most half the records" in words(small(lot=600))
+    assert "a single step has no earlier noise" in words(small(lot=1000, epochs=1))
+    inverse = words(small(max_memory=0))
+    assert "Use a banded inverse, bands" in inverse and "found within 0 vectors" in inverse
+    assert "It keeps no earlier noise and makes" in inverse
 
 
 def test_fractional_noise_is_planned_until_it_is_registered(

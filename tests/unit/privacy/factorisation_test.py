@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+from scipy.linalg import toeplitz
 
 from tests.support.dense_noise import ORDERS_AND_BANDS, dense
 from vestige.errors import ConfigError
 from vestige.privacy.factorisation import (
     coefficients,
     inverse_response,
+    inverse_root,
+    inverse_sensitivity,
     marginal_variances,
     norm,
     tree_sensitivity,
@@ -106,3 +110,76 @@ def test_lots_that_are_nearer_than_the_bands_cost_more():
     whole, c = dense(0.5, 4, 12), norm(coefficients(0.5, 4))
     near = whole[:, [0, 3]].sum(1)
     assert np.linalg.norm(near) > math.sqrt(2) * c * 1.01
+
+
+MOMENTA = [0.0, 0.5, 0.9, 0.999]
+
+
+def lower(column, steps):
+    padded = np.zeros(steps)
+    padded[: len(column)] = column[:steps]
+    return toeplitz(padded, np.zeros(steps))
+
+
+@pytest.mark.parametrize("momentum", MOMENTA)
+def test_the_whole_inverse_root_is_that_of_the_weights(momentum):
+    """D D is the inverse of what makes weights of releases, written as a recursion."""
+    steps, weights = 24, np.zeros((24, 24))
+    for release in range(steps):
+        velocity = weight = 0.0
+        for step in range(steps):
+            velocity = momentum * velocity + (step == release)
+            weight += velocity
+            weights[step, release] = weight
+    root = lower(inverse_root(momentum, steps), steps)
+    np.testing.assert_allclose(root @ root @ weights, np.eye(steps), atol=1e-11)
+
+
+@pytest.mark.parametrize("momentum", [*MOMENTA, 1 - 1e-9, math.nextafter(1, 0)])
+@pytest.mark.parametrize("bands", [1, 2, 3, 8, 64])
+def test_an_inverse_root_has_no_positive_coefficient_after_the_first(momentum, bands):
+    d = inverse_root(momentum, bands)
+    assert len(d) == bands and d[0] == 1 and (d[1:] <= 0).all()
+    assert np.array_equal(d, inverse_root(momentum, 200)[:bands])
+    assert (inverse_response(d, 300) >= 0).all()
+
+
+def moved_most(whole, lots):
+    """|sum of columns|, the largest over all signs."""
+    signs = np.array([(1, *s) for s in itertools.product((1, -1), repeat=len(lots) - 1)])
+    return np.linalg.norm(whole[:, list(lots)] @ signs.T, axis=0).max()
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 5, 12, 40])
+@pytest.mark.parametrize(("momentum", "bands"), [(0.0, 2), (0.0, 5), (0.9, 3), (0.9, 12), (0.5, 1)])
+def test_the_sensitivity_of_a_banded_inverse_against_brute_force(momentum, bands, period):
+    """Over every set of a record's lots that the groups allow, with gradients in any direction."""
+    steps, d = 10, inverse_root(momentum, bands)
+    whole = np.linalg.inv(lower(d, steps))
+    allowed = [
+        lots
+        for first in range(min(period, steps))
+        for count in range(1, len(range(first, steps, period)) + 1)
+        for lots in itertools.combinations(range(first, steps, period), count)
+    ]
+    claimed = inverse_sensitivity(d, steps, period)
+    assert claimed == pytest.approx(max(moved_most(whole, lots) for lots in allowed), rel=1e-12)
+    generator = np.random.default_rng(1)
+    for lots in allowed:
+        gradients = generator.standard_normal((len(lots), 3))
+        gradients /= np.linalg.norm(gradients, axis=1, keepdims=True)
+        assert np.linalg.norm(whole[:, list(lots)] @ gradients) <= claimed * (1 + 1e-12)
+    # Nor are lots worse that are a period or more apart, by whatever distances.
+    for lots in spaced(steps, period)[1:]:
+        assert np.linalg.norm(whole[:, list(lots)].sum(1)) <= claimed * (1 + 1e-12)
+
+
+def test_what_is_not_the_sensitivity_of_a_banded_inverse():
+    """One column, or C cut off where its inverse is: either would promise too much."""
+    d = inverse_root(0.0, 4)
+    column = inverse_response(d, 40)
+    claimed = inverse_sensitivity(d, 40, 8)
+    assert norm(column) < 0.6 * claimed
+    assert math.sqrt(5) * norm(column[:4]) < 0.9 * claimed
+    with pytest.raises(ValueError, match="positive"):
+        inverse_sensitivity(-d, 40, 8)

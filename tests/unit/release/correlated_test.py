@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from scipy.linalg import block_diag
+from scipy.linalg import block_diag, toeplitz
 
 from tests.support.dense_noise import (
     ORDERS_AND_BANDS,
@@ -33,10 +33,11 @@ from tests.support.dense_noise import (
 from vestige.errors import ConfigError
 from vestige.privacy.factorisation import (
     coefficients,
+    inverse_root,
     norm,
     tree_sensitivity,
 )
-from vestige.release.correlated import Banded, Tree
+from vestige.release.correlated import Banded, Moving, Tree
 from vestige.sampling.lots import GROUPS, ORDER, CyclicPoisson, FixedOrder
 from vestige.sampling.normals import BLOCK
 from vestige.sampling.streams import LOTS, NOISE, Randomness
@@ -90,6 +91,48 @@ def test_counts_must_be_counts(count):
             call()
 
 
+KINDS = [
+    lambda f: banded(0.8, 5, f),
+    lambda f: Tree(empty(13), f, 6),
+    lambda f: moving(f, 6),
+]
+
+
+def moving(fresh, length, momentum=0.9, bands=4, first=0):
+    return Moving(empty(fresh.size), fresh, inverse_root(momentum, bands), length, first=first)
+
+
+def moving_matrix(length, rows, momentum=0.9, bands=4):
+    """D: a block of the banded matrix for every `length` rows."""
+    column = np.zeros(length)
+    column[:bands] = inverse_root(momentum, bands)[:length]
+    block = toeplitz(column, np.zeros(length))
+    return block_diag(*[block] * -(-rows // length))[:rows, :rows]
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 30])
+@pytest.mark.parametrize("first", [0, 7])
+def test_moving_noise_is_that_of_the_banded_matrix(length, first):
+    rows, size = 17, 13
+    process = moving(Fresh(size), length, first=first)
+    made = rows_of(process, range(first, first + rows))
+    z = torch.stack([vector(first + t, size) for t in range(rows)]).numpy()
+    weights = moving_matrix(length, rows)
+    np.testing.assert_allclose(made, weights @ z, rtol=0, atol=1e-12)
+    marginals = [process.marginal(first + t) for t in range(rows)]
+    np.testing.assert_allclose(marginals, np.linalg.norm(weights, axis=1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("bands", [1, 8, 64])
+def test_moving_noise_keeps_one_vector_and_draws_what_it_needs(bands):
+    fresh = Fresh(13)
+    process = moving(fresh, 1000, bands=bands)
+    process.at(500)
+    assert fresh.asked == [500 - lag for lag in range(bands)]
+    kept = [value for value in vars(process).values() if isinstance(value, torch.Tensor)]
+    assert [value.numel() for value in kept] == [13]
+
+
 @pytest.mark.parametrize(("order", "bands"), ORDERS_AND_BANDS)
 def test_banded_noise_is_that_of_the_dense_matrix(order, bands):
     steps, size = 60, 17
@@ -125,7 +168,7 @@ def test_the_real_stream_in_several_blocks_and_in_single_precision():
     np.testing.assert_allclose(rows_of(process, range(6)), expected, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("make", [lambda f: banded(0.8, 5, f), lambda f: Tree(empty(13), f, 6)])
+@pytest.mark.parametrize("make", KINDS)
 def test_rows_that_are_passed_over_leave_the_others_as_they_were(make):
     all_rows = rows_of(make(Fresh(13)), range(30))
     kept = [0, 1, 4, 9, 10, 22, 29]
@@ -133,7 +176,7 @@ def test_rows_that_are_passed_over_leave_the_others_as_they_were(make):
     assert len({row.tobytes() for row in all_rows}) == 30
 
 
-@pytest.mark.parametrize("make", [lambda f: banded(0.8, 5, f), lambda f: Tree(empty(13), f, 6)])
+@pytest.mark.parametrize("make", KINDS)
 def test_rows_never_go_back(make):
     process = make(Fresh(13))
     process.at(3)
@@ -225,6 +268,18 @@ def test_the_empirical_covariance_of_secret_noise(make):
     wrong = exact.copy()
     wrong[3, 2] = wrong[2, 3] = exact[3, 2] + 0.05
     assert whitened(samples, wrong).min() < 1e-9
+
+
+def test_the_empirical_covariance_of_moving_noise():
+    """That of D D^T, over the end of a block."""
+    rows, like, source = 10, empty(100_000, torch.float32), Randomness()
+    process = Moving(like, lambda t: source.normal_blocks(like, t), inverse_root(0.9, 4), 7)
+    samples = rows_of(process, range(rows)).astype(np.float64)
+    weights = moving_matrix(7, rows)
+    p_values = whitened(samples, weights @ weights.T)
+    assert p_values.min() > FALSE_ALARM / len(p_values)
+    later = moving_matrix(100, rows)  # as if the second block went on with the first one's draws
+    assert whitened(samples, later @ later.T).min() < 1e-9
 
 
 class Reference:
@@ -358,6 +413,8 @@ PROCESSES = {
     "honaker": lambda f: Tree(empty(13), f, 5),
     "whole tree": lambda f: Tree(empty(13), f, 4),
     "odd tree": lambda f: Tree(empty(13), f, 7),
+    "moving": lambda f: moving(f, 5),
+    "moving, one block": lambda f: moving(f, 100),
 }
 
 
@@ -384,7 +441,7 @@ def test_an_interrupted_row_can_be_made_again(name):
 @pytest.mark.parametrize("name", PROCESSES)
 def test_an_interruption_in_rows_that_are_passed_over(name):
     expected = rows_of(PROCESSES[name](Fresh(13)), range(18))
-    for after in range(30):
+    for after in range(9 if name.startswith("moving") else 30):  # which draws fewer rows again
         fresh = Fresh(13)
         process = PROCESSES[name](fresh)
         process.at(1)

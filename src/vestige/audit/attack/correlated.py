@@ -1,11 +1,11 @@
-"""Reading releases whose noise is correlated from lot to lot (DP-FTRL, fractional noise).
+"""Reading releases whose noise is correlated from lot to lot.
 
 The covariance S of the noise of different lots is public (mixing.py). A canary in the lots of a 0/1
 vector s moves its readings by mu * s, so the best statistic of readings y is
 
     s' K y / sqrt(s' K s),   K = S^-1,   with mean mu * sqrt(s' K s) if it is in, and variance 1.
 
-A family trial is about the stretch of lots that one charge covers (a cycle of the groups, a tree).
+A family trial is about the stretch of lots that one charge covers (a cycle, a tree, a block).
 The statistics of one canary in two stretches are independent if s' K s* = 0, as for banded noise;
 where that does not hold, the first stretch alone is used. docs/audit.md has the rest.
 """
@@ -42,9 +42,11 @@ def correlated_scores(
         square = mu**2 * (signal * (inverse @ signal)).sum(axis=0)
         membership = mu * (signal * (inverse @ read)).sum(axis=0) - square / 2
     else:
-        membership = _over_places(inverse, read, mu, every, min(1.0, every * plan.rate_of(0)))
+        turns = correlation.period
+        membership = _over_places(inverse, read, mu, turns, min(1.0, turns * plan.rate_of(0)))
     inside = drawn & canaries.member
-    return membership, _family(inverse, read, mu, inside, stretch_signals(drawn, every), every)
+    signals = stretch_signals(drawn, every, correlation.period)
+    return membership, _family(inverse, read, mu, inside, signals, every)
 
 
 def _family(
@@ -68,8 +70,11 @@ def _family(
     return np.concatenate(family), np.concatenate(labels), np.concatenate(numbers)
 
 
-def stretch_signals(drawn: Flags, every: int) -> Array:
-    """(stretches, steps, canaries): the lots that a canary's trial of each stretch is about."""
+def stretch_signals(drawn: Flags, every: int, period: int) -> Array:
+    """(stretches, steps, canaries): the lots that a canary's trial of each stretch is about.
+
+    Those that drew it; for a canary that none drew, every `period`-th from some lot on.
+    """
     steps, count = drawn.shape
     stretches = -(-steps // every)
     padded = np.zeros((stretches * every, count), dtype=np.bool_)
@@ -78,7 +83,8 @@ def stretch_signals(drawn: Flags, every: int) -> Array:
     present: Flags = np.asarray(by_stretch.any(axis=1))
     place = by_stretch[present.argmax(axis=0), :, np.arange(count)].T  # of the first that has it
     never = np.flatnonzero(~present.any(axis=0))
-    place[never % min(every, steps), never] = True
+    turns = min(period, every, steps)
+    place[:, never] = np.arange(every)[:, None] % turns == never % turns
     wanted = np.where(present[:, None, :], by_stretch, place)
     signals = np.zeros((stretches, stretches * every, count))
     for k in range(stretches):

@@ -32,7 +32,7 @@ def test_the_lots_of_a_stretch_by_hand():
     drawn = np.zeros((5, 4), dtype=bool)
     drawn[1, 0] = drawn[3, 0] = True  # second place of both stretches
     drawn[2, 1] = True  # first place of the second
-    signals = stretch_signals(drawn, 2)
+    signals = stretch_signals(drawn, 2, 2)
     assert signals.shape == (3, 5, 4)
     assert signals[0, :, 0].tolist() == [0, 1, 0, 0, 0]
     assert signals[1, :, 0].tolist() == [0, 0, 0, 1, 0]
@@ -40,3 +40,12 @@ def test_the_lots_of_a_stretch_by_hand():
     assert signals[0, :, 1].tolist() == [1, 0, 0, 0, 0]
     assert signals[2, :, 1].tolist() == [0, 0, 0, 0, 1]
     assert signals[0, :, 2].tolist() == [1, 0, 0, 0, 0]  # never drawn: any place
+
+
+def test_the_lots_of_a_long_stretch_come_every_period():
+    drawn = np.zeros((7, 3), dtype=bool)
+    drawn[[1, 4], 0] = True
+    signals = stretch_signals(drawn, 7, 3)
+    assert signals[0, :, 0].tolist() == [0, 1, 0, 0, 1, 0, 0]  # those that drew it
+    assert signals[0, :, 1].tolist() == [0, 1, 0, 0, 1, 0, 0]  # never drawn: the second place
+    assert signals[0, :, 2].tolist() == [0, 0, 1, 0, 0, 1, 0]
