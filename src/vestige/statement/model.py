@@ -1,8 +1,7 @@
 """What a statement is: its parts, their types and ranges, declared once.
 
 The model is the JSON schema (`json_schema`, draft 2020-12, for any validator), the check (`check`)
-and the way back from a run folder (`read`). Fields stand in the order of the JSON. Null stands for
-an infinite epsilon, which JSON has no number for.
+and the way back from a run folder (`read`). Null stands for an infinite epsilon.
 """
 
 from __future__ import annotations
