@@ -249,8 +249,9 @@ class RunWriter:
         session, folder = self._session, self._folder
         weights = self._weights()
         folder.write(WEIGHTS_FILE, weights)
-        described_model = described(session.dataset, session.config.chosen_model)
-        folder.write_json(MODEL_FILE, described_model)
+        config = session.config
+        facts = described(session.dataset, config.chosen_model, config.features)
+        folder.write_json(MODEL_FILE, facts)
         if session.config.averaging and self._engine.released:
             with session.averaged():
                 folder.write("model_averaged.pt", self._weights())

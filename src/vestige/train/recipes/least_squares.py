@@ -29,12 +29,15 @@ with the repair of the spectrum, is post-processing.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vestige.errors import ConfigError
+from vestige.train import tasks
 from vestige.train.dataset import Dataset
 
 _MOST_INPUTS = 2000  # their triangle has two million entries
@@ -67,13 +70,14 @@ class LeastSquares(nn.Module):
         self.cross = nn.Linear(width, outputs, bias=False)
         nn.init.zeros_(self.triangle.weight)
         nn.init.zeros_(self.cross.weight)
-        self.solution, self._solved = torch.zeros(outputs, width), (-1, -1, -1)
+        self.solution, self._solved = torch.zeros(outputs, width), [-1, -1, -1]
 
     def rows(self, x: Tensor) -> Tensor:
         """Inputs with a constant 1, clipped to the bound."""
         whole = F.pad(x.flatten(1), (0, 1), value=1.0).double()
         factors = (self.bound / whole.norm(dim=1, keepdim=True)).clamp(max=1.0)
-        return (whole * factors).to(x.dtype)
+        clipped: Tensor = (whole * factors).to(x.dtype)
+        return clipped
 
     def upper(self, x: Tensor) -> Tensor:
         """The upper triangle of x x^T for each row, sqrt(2) x_i x_j off the diagonal."""
@@ -91,7 +95,7 @@ class LeastSquares(nn.Module):
         """Leaving the training mode solves for the weights."""
         super().train(mode)
         held = (self.triangle.weight, self.cross.weight, self.ridge)
-        if not mode and (now := tuple(t._version for t in held)) != self._solved:
+        if not mode and (now := [t._version for t in held]) != self._solved:
             self.solution, self._solved = self.solve().to(self.cross.weight), now
         return self
 
@@ -109,7 +113,8 @@ class LeastSquares(nn.Module):
         square, cross = self.moments()
         values, vectors = torch.linalg.eigh(square)
         inverse = 1 / (values.clamp(min=0) + self.ridge)
-        return ((cross @ vectors) * inverse) @ vectors.T
+        weights: Tensor = ((cross @ vectors) * inverse) @ vectors.T
+        return weights
 
 
 def _weights(pairs: Tensor) -> Tensor:
@@ -122,13 +127,28 @@ def sensitivity(bound: float, target_bound: float) -> float:
     return bound * math.hypot(bound, target_bound)
 
 
-def usual_ridge(inputs: int, noise_std: float, records: int) -> float:
-    """A ridge for noise of that standard deviation on the sums: half its largest eigenvalue.
+def usual_ridge(inputs: int, std: float) -> float:
+    """A ridge for noise of that standard deviation on the means: half its largest eigenvalue.
 
     The matrix of the noise has std on the diagonal and std / sqrt(2) off it, so its largest
     eigenvalue is about std sqrt(2 inputs). A function of public numbers.
     """
-    return max(_SHARE_OF_NOISE * noise_std * math.sqrt(2 * (inputs + 1)) / records, 1e-6)
+    return max(_SHARE_OF_NOISE * std * math.sqrt(2 * (inputs + 1)), 1e-6)
+
+
+def declare(
+    model: nn.Module, dataset: Dataset, bound: Any, ridge: float | None, noise: float
+) -> None:
+    """Set what the least squares in a model go by: public numbers, fixed before the release.
+
+    `noise` is the noise multiplier over the number of records.
+    """
+    head = head_of(model)
+    assert head is not None
+    std = noise * sensitivity(bound, target_bound(dataset))
+    inputs = head.cross.in_features - 1
+    head.bound.fill_(bound)
+    head.ridge.fill_(usual_ridge(inputs, std) if ridge is None else ridge)
 
 
 def target_bound(dataset: Dataset) -> float:
@@ -145,7 +165,18 @@ def targets(dataset: Dataset, y: Tensor) -> Tensor:
     else:
         t = y.double() if dataset.task == "regression" else 2 * y.double() - 1
     factors = target_bound(dataset) / t.norm(dim=1, keepdim=True)
-    return t * factors.clamp(max=1.0)
+    clipped: Tensor = t * factors.clamp(max=1.0)
+    return clipped
+
+
+def losses_of(model: nn.Module) -> Callable[[Dataset, Tensor, Tensor], Tensor]:
+    """The losses that a model is trained with: those of its moments, or of the task."""
+    return tasks.losses if head_of(model) is None else moment_losses
+
+
+def head_of(model: nn.Module) -> LeastSquares | None:
+    """The least squares in a model, if there are any."""
+    return next((part for part in model.modules() if isinstance(part, LeastSquares)), None)
 
 
 def moment_losses(dataset: Dataset, scores: Tensor, y: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ def by_hand(data: Dataset, bound: float, ridge: float) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("bound", [0.5, 3.0])
 def test_without_noise_it_is_ridge_regression(task: str, bound: float) -> None:
     data = made(task=task)
-    model, _, engine = released(data, bound=bound)
+    model, _, _ = released(data, bound=bound)
     model.ridge.fill_(0.01)
     model.eval()
     expected = torch.from_numpy(by_hand(data, bound, 0.01))
@@ -256,7 +256,7 @@ def test_the_usual_ridge_is_half_the_noise_s_largest_eigenvalue() -> None:
     noise = torch.randn(200, 200, generator=random).triu()
     noise = (noise + noise.triu(1).T) / math.sqrt(2)
     largest = float(torch.linalg.eigvalsh(noise)[-1]) * 3.0 / 50
-    assert usual_ridge(199, 3.0, 50) == pytest.approx(largest / 2, rel=0.1)
+    assert usual_ridge(199, 3.0 / 50) == pytest.approx(largest / 2, rel=0.1)
 
 
 def test_too_many_inputs_are_refused() -> None:
