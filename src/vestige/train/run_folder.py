@@ -281,6 +281,8 @@ class RunWriter:
 
     def _facts(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """The public facts of the run that its statement names."""
+        from vestige.train.recipes.least_squares import told
+
         session = self._session
         facts = {name: result[name] for name in RunFacts.model_fields if name in result} | {
             "classes": session.dataset.classes,
@@ -292,8 +294,11 @@ class RunWriter:
                 ["train_loss_outside_guarantee"] if session.config.train_loss else []
             ),
         }
-        if session.config.tuning:
-            facts["tuning"] = session.config.tuning
+        for name in ("tuning", "features"):
+            if getattr(session.config, name):
+                facts[name] = getattr(session.config, name)
+        if (moments := told(session.model, session.dataset)) is not None:
+            facts["released_sum"] = moments
         return facts | ({"stopped_by": "budget guard"} if session.budget_spent else {})
 
     def _weights(self) -> bytes:

@@ -151,6 +151,19 @@ def declare(
     head.ridge.fill_(usual_ridge(inputs, std) if ridge is None else ridge)
 
 
+def told(model: nn.Module, dataset: Dataset) -> str | None:
+    """What a statement says is released, where a model is least squares."""
+    head = head_of(model)
+    if head is None:
+        return None
+    bound, of_targets = float(head.bound), target_bound(dataset)
+    return (
+        "the sums of x x^T (upper triangle, off the diagonal times sqrt(2)) and x t^T together, "
+        f"|x| <= {bound:g}, |t| <= {of_targets:.4g}, one record moves them by at most "
+        f"{sensitivity(bound, of_targets):.4g}"
+    )
+
+
 def target_bound(dataset: Dataset) -> float:
     """Y: the largest norm of a target, from public facts."""
     if dataset.task == "classification":

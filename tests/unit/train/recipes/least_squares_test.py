@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,15 @@ import torch
 from scipy import stats
 from torch.utils.data import DataLoader, TensorDataset
 
-from vestige import PrivacyEngine
+import vestige
+from tests.support.own_tables import rows, write_table
+from tests.support.training import equal, weights
+from vestige import PrivacyEngine, statement
 from vestige.errors import ConfigError
 from vestige.release.door import Door
 from vestige.release.observer import Observer, Passage
+from vestige.train.config import TrainConfig
+from vestige.train.data import load
 from vestige.train.dataset import Dataset
 from vestige.train.recipes import least_squares
 from vestige.train.recipes.least_squares import (
@@ -26,6 +32,8 @@ from vestige.train.recipes.least_squares import (
     targets,
     usual_ridge,
 )
+from vestige.train.run_folder import RunWriter
+from vestige.train.training import prepare, resume, train
 
 HARD_ROWS = (0.0, 0.3, 1.0, 1.0001, 40.0, 1e18, 3e38)
 
@@ -129,7 +137,7 @@ def largest_move(bound: float) -> float:
         _, without, _ = released(data, bound=bound, size=13)
         random = torch.Generator().manual_seed(3)
         for size in HARD_ROWS:
-            for axis in (torch.randn(4, generator=random), torch.eye(4)[1], torch.ones(4)):
+            for axis in (torch.randn(4, generator=random), torch.eye(4)[1]):
                 x = torch.cat([data.x_train, (axis.double() * size / 2).float()[None]])
                 y = data.y_train[:1] if task == "classification" else 1e6 * torch.ones(1, 3)
                 y = torch.cat([data.y_train, y])
@@ -262,3 +270,79 @@ def test_the_usual_ridge_is_half_the_noise_s_largest_eigenvalue() -> None:
 def test_too_many_inputs_are_refused() -> None:
     with pytest.raises(ConfigError, match="at most 2000"):
         LeastSquares(2001, 1)
+
+
+# -- as a recipe ------------------------------------------------------------------------------
+
+
+def recipe(out: Path, **changes: Any) -> TrainConfig:
+    values = {"recipe": "least-squares", "epsilon": 8.0, "noise_seed": 3, "train_size": 800}
+    return TrainConfig(out=out, **values | changes)
+
+
+def test_a_run_is_one_release_with_a_statement(tmp_path: Path) -> None:
+    result = train(recipe(tmp_path / "run"))
+    assert (result["steps"], result["sample_rate"], result["lot"]) == (1, 1.0, 800)
+    assert 7.9 < result["epsilon"] <= 8 and result["accuracy"] > 0.8
+    stated = statement.read(tmp_path / "run")
+    (event,) = stated["ledger"]["events"]
+    assert (event["sample_rate"], event["count"]) == (1.0, 1)
+    assert stated["mechanism"]["clip_bounds"] == [pytest.approx(math.sqrt(1 + 0.9))]
+    assert "every record is in every lot" in stated["sampler"]["text"]
+    assert "|x| <= 1" in stated["run"]["released_sum"]
+    test = load("digits")
+    model = vestige.load(tmp_path / "run")
+    right = (model(test.x_test).argmax(1) == test.y_test).float().mean()
+    assert float(right) == pytest.approx(result["accuracy"])
+    bound = sensitivity(1.0, math.sqrt(0.9)) * result["noise_multiplier"] / 800
+    assert float(model.module.ridge) == pytest.approx(usual_ridge(64, bound))
+
+
+def test_a_run_that_was_killed_before_its_release_goes_on(tmp_path: Path) -> None:
+    whole = train(recipe(tmp_path / "whole"))
+    config = recipe(tmp_path / "cut")
+    session = prepare(config)
+    writer = RunWriter(session)
+    with writer._folder as folder:
+        writer._begin()
+        folder.keep = True
+    session.engine.close()
+    assert equal(weights(resume(tmp_path / "cut")), weights(whole))
+
+
+def test_the_number_of_records_may_be_declared(tmp_path: Path) -> None:
+    result = train(recipe(tmp_path / "run", dataset_size=1000))
+    assert (result["lot"], result["sample_rate"], result["records"]) == (1000, 1.0, 1000)
+
+
+def test_regression_on_a_table(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "t.csv", rows(600), task="regression", target='"days"')
+    out = tmp_path / "run"
+    config = recipe(out, dataset=str(table), epsilon=None, train_size=None, noise_multiplier=0.5)
+    assert train(config)["metrics"]["mae"] < 5
+    (said,) = vestige.load(out).predict(rows(1))
+    assert said["prediction"]["days"] == pytest.approx(rows(1)[0]["days"], abs=12)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"epochs": 3},
+        {"lot": 64},
+        {"lr": 0.5},
+        {"method": "fo"},
+        {"momentum": 0.9},
+        {"clipping": "auto"},
+        {"clip": (1.0, 1.0)},
+        {"precision": "bfloat16"},
+    ],
+)
+def test_what_is_for_steps_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        prepare(recipe(tmp_path / "run", **given))
+
+
+def test_a_ridge_is_for_least_squares() -> None:
+    assert TrainConfig(recipe="least-squares", ridge=0.5).ridge == 0.5
+    with pytest.raises(ConfigError, match=r"ridge 0\.5"):
+        TrainConfig(ridge=0.5)
