@@ -62,6 +62,9 @@ _PUBLIC = {
     *"ledger data_dir train_size test_size target task dataset_size tuning".split(),
     *"schema_file evaluate_epsilon recipe momentum".split(),
 }
+_WHERE_GIVEN = (
+    *"group_noise_multiplier views mix_views units rows_per_unit precision features ridge".split(),
+)
 # A run may be resumed elsewhere, and files of its owner's are not its to name.
 _NOT_SAVED = {"noise_seed", "out", "feature_cache"}
 
@@ -107,12 +110,10 @@ class TrainConfig(Options):
         "the shape of an input. Each record goes through its module once, in evaluation mode.",
     )
     feature_cache: File | None = Field(
-        default=None,
-        description="Keep the features in this private folder. Default: in memory alone.",
+        default=None, description="Keep the features in this private folder. Default: in memory."
     )
     ridge: Positive | None = Field(
-        default=None,
-        description="Of least squares: what is added to the mean of x x^T. Default: by the noise.",
+        default=None, description="Added to the mean of x x^T in least squares. Default: by noise."
     )
     recipe: Annotated[str, OneOf(tuple(RECIPES))] | None = Field(
         default=None,
@@ -393,10 +394,7 @@ class TrainConfig(Options):
             "lr": self.chosen_lr,
             "repeatable_noise": self.noise_seed is not None,
         }
-        for name in (
-            *("group_noise_multiplier", "views", "mix_views", "units", "rows_per_unit"),
-            *("precision", "features", "ridge"),
-        ):
+        for name in _WHERE_GIVEN:
             if getattr(self, name) not in (None, False):
                 shown[name] = getattr(self, name)
         return shown
