@@ -34,7 +34,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "tabular": Recipe(
         "a linear model on your own table; --model mlp for more",
-        {"model": "linear", "lot": 128, "epochs": 20, "lr": 0.5},
+        {"model": "linear", "lot": 128, "epochs": 20, "lr": 2.0},
     ),
     "wrn": Recipe(
         "WRN-16-4 from scratch on images, four views of each, for a GPU (De et al., arXiv "
