@@ -196,6 +196,8 @@ def _cached(path: Path, dataset: Dataset, model: OnFeatures, device: str) -> lis
             return None
         splits = zip((dataset.x_train, dataset.x_test), held["features"], strict=True)
         for inputs, features in splits:
+            if features.shape != (len(inputs), *model.shape):
+                return None
             with torch.no_grad():
                 again = model.features(inputs[:_COMPARED].to(device))
             if not torch.allclose(again, features[:_COMPARED], rtol=1e-4, atol=1e-5):

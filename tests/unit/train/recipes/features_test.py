@@ -256,6 +256,8 @@ def test_cached_features_are_private_and_fit_or_are_made_again(tmp_path: Path) -
     other = probe(torch.nn.Linear(8, 36), "other", (1, 8, 8), lambda made: torch.nn.Linear(288, 2))
     assert other.shape == model.shape
     assert times(dataset, other) > 0  # of another module
+    assert times(dataset, on("flat")) > 0  # of another width
+    assert times(dataset, other) > 0
     assert times(replace(dataset, x_train=dataset.x_train + 1), other) > 0  # of other inputs
     path.write_bytes(b"nothing")
     with pytest.raises(ConfigError, match="cannot be read"):
