@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+import vestige
 from tests.support.small_runs import SIGMA, private, run
 from vestige.audit.verify.verdict import verify
 from vestige.methods import METHODS
+from vestige.statement import read
+from vestige.train.config import TrainConfig
+from vestige.train.training import train
 
 
 @pytest.fixture
@@ -50,3 +54,23 @@ def test_two_processes_under_torchrun(name, epsilon):
     assert done.returncode == 0, done.stderr
     (said,) = re.findall(r"2 ranks: accuracy (\S+), epsilon (\S+)", done.stdout)
     assert float(said[0]) > 0.4 and epsilon - 0.1 < float(said[1]) <= epsilon
+
+
+@pytest.mark.parametrize(("name", "columns"), [("cancer", 30), ("wine", 13)])
+def test_the_tables_train_by_the_recipe_with_a_statement(name, columns, tmp_path):
+    tables = importlib.import_module("examples.tables")
+    tables.write(tmp_path / f"{name}.csv")
+    made = {"recipe": "tabular", "epsilon": 8.0, "accountant": "rdp", "noise_seed": 1}
+    out = tmp_path / "run"
+    result = train(TrainConfig(dataset=str(tmp_path / f"{name}.csv"), out=out, **made))
+    assert result["accuracy"] > 0.85 and 7.9 < result["epsilon"] <= 8
+    assert read(out)["mechanism"]["method"] == "dp-sgd"
+    assert vestige.load(out).facts["input_shape"] == [columns]
+
+
+def test_the_frozen_features_are_row_wise_and_a_probe_learns_on_them(tmp_path):
+    name = "examples.frozen_features:random_convolutions"
+    made = {"recipe": "probe", "epsilon": 8.0, "accountant": "rdp", "noise_seed": 1, "epochs": 20}
+    result = train(TrainConfig(features=name, out=tmp_path / "run", **made))
+    assert result["accuracy"] > 0.85
+    assert result["parameters"] == 32 * 25 + 129 * 10

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import ConfigError
 from vestige.train.schema import Schema
+
+LEAST_SQUARES = "least-squares"
+FEATURES = ("scatter",)
+_HEADS = ("linear", "mlp", LEAST_SQUARES)
 
 
 def check_one_of(config: Any, *names: str) -> None:
@@ -52,6 +57,20 @@ def check_out(folder: Path, fresh: bool) -> None:
         )
 
 
+def check_rows_of_unit(config: Any) -> None:
+    """Views and users, and what belongs to them."""
+    if config.mix_views and (config.views or 1) < 4:
+        raise ConfigError(
+            f"mix_views with views {config.views}: mixtures take two of the other half, so give "
+            "at least 4 views."
+        )
+    if (config.units is None) != (config.rows_per_unit is None):
+        raise ConfigError(
+            f"units {config.units} and rows_per_unit {config.rows_per_unit}: give both, the column "
+            "of ids and the most rows of a user in a lot, or neither."
+        )
+
+
 def check_units(config: Any, schema: Schema) -> Schema:
     """The schema, which must not have a model learn from ids."""
     if config.units is not None and (schema.image or config.units in schema.columns):
@@ -68,3 +87,70 @@ def check_units(config: Any, schema: Schema) -> Schema:
                 "it out."
             )
     return schema
+
+
+def check_device(device: str) -> str:
+    """The name of a device, which may not be there."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise ConfigError(f"device {device!r} is unknown: choose auto, cpu, cuda or cuda:N.")
+    return device
+
+
+def check_data_dir(folder: Path | None) -> Path | None:
+    """A folder that can be read, or none."""
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(
+            f"data_dir {str(folder)!r} is no folder that can be read: give the folder that "
+            "holds NAME.npz."
+        )
+    return folder
+
+
+def check_features(config: Any) -> None:
+    """Frozen features, what learns on them, and where they may be kept."""
+    name, model, cache = config.features, config.chosen_model, config.feature_cache
+    if name is None:
+        if config.recipe == "probe" or cache is not None:
+            raise ConfigError(
+                f"{'recipe probe' if cache is None else 'feature_cache'} is for frozen features: "
+                "name them with features, for example scatter or MODULE:factory."
+            )
+        return
+    if name not in FEATURES and not re.fullmatch(r"[\w.]+:\w+", name):
+        raise ConfigError(
+            f"features {name!r} are unknown: choose {', '.join(FEATURES)}, or name a "
+            "MODULE:factory of your own."
+        )
+    if model not in _HEADS:
+        raise ConfigError(
+            f"model {model!r} does not learn on features: choose one of {', '.join(_HEADS)}."
+        )
+    run = Path("runs") if config.out is None else config.out
+    if cache is not None and cache.resolve().is_relative_to(run.resolve()):
+        raise ConfigError(
+            f"feature_cache {str(cache)!r} is inside {str(run)!r}, which is made to be published: "
+            "features are as private as the records, so give a folder elsewhere."
+        )
+
+
+def check_least_squares(config: Any) -> None:
+    """Least squares are one release of all records: what is for steps has no place."""
+    if config.chosen_model != LEAST_SQUARES:
+        if config.ridge is not None:
+            raise ConfigError(f"ridge {config.ridge} is for the model least-squares: leave it out.")
+        return
+    right: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(
+            ("epochs", "momentum", "averaging", "precision", "group_noise_multiplier"), ()
+        ),
+        **{"steps": (1,), "lr": (1.0,), "method": ("dp-sgd",), "clipping": ("flat",)},
+    }
+    for name, values in right.items():
+        value = getattr(config, name)
+        if value is not None and value not in values:
+            raise ConfigError(
+                f"{name} {value} is for training in steps, and least squares are one release of "
+                "all records: leave it out."
+            )
+    if isinstance(config.clip, tuple):
+        raise ConfigError(f"clip {config.clip} must be one number: the norm of a row.")

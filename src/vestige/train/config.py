@@ -30,7 +30,18 @@ from vestige.privacy.options import (
     Options,
     Positive,
 )
-from vestige.train.checks import check_lot, check_one_of, check_out, check_units
+from vestige.train.checks import (
+    LEAST_SQUARES,
+    check_data_dir,
+    check_device,
+    check_features,
+    check_least_squares,
+    check_lot,
+    check_one_of,
+    check_out,
+    check_rows_of_unit,
+    check_units,
+)
 from vestige.train.recipes.catalogue import RECIPES, filled_in
 from vestige.train.schema import TASKS, Schema, is_own, read_schema
 
@@ -40,7 +51,7 @@ if TYPE_CHECKING:
 # The names of train.data and train.models, which need torch; tests keep them
 # equal.
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "svhn")
-MODELS = ("linear", "mlp", "cnn", "resnet18", "wrn", "scatter")
+MODELS = ("linear", "mlp", "cnn", "resnet18", "wrn", "scatter", LEAST_SQUARES)
 CLIPPINGS = ("flat", "per_layer", "auto", "auto_per_layer", "quantile", "quantile_per_layer")
 HISTORY_DTYPES = PRECISIONS = ("float32", "bfloat16")
 DEFAULT_NOISE, DEFAULT_EPOCHS = 1.0, 30
@@ -51,6 +62,11 @@ _PUBLIC = {
     *"ledger data_dir train_size test_size target task dataset_size tuning".split(),
     *"schema_file evaluate_epsilon recipe momentum".split(),
 }
+_WHERE_GIVEN = (
+    *"group_noise_multiplier views mix_views units rows_per_unit precision features ridge".split(),
+)
+# A run may be resumed elsewhere, and files of its owner's are not its to name.
+_NOT_SAVED = {"noise_seed", "out", "feature_cache"}
 
 
 class TrainConfig(Options):
@@ -87,6 +103,17 @@ class TrainConfig(Options):
         description=f"{', '.join(MODELS)}, or MODULE:factory of your own, called with the shape of "
         "an input and the number of outputs. Default: mlp for digits, tables and .npz files, cnn "
         "for images.",
+    )
+    features: str | None = Field(
+        default=None,
+        description="Learn on frozen features: scatter, or MODULE:factory of your own, called with "
+        "the shape of an input. Each record goes through its module once, in evaluation mode.",
+    )
+    feature_cache: File | None = Field(
+        default=None, description="Keep the features in this private folder. Default: in memory."
+    )
+    ridge: Positive | None = Field(
+        default=None, description="Added to the mean of x x^T in least squares. Default: by noise."
     )
     recipe: Annotated[str, OneOf(tuple(RECIPES))] | None = Field(
         default=None,
@@ -264,40 +291,19 @@ class TrainConfig(Options):
             parsed_averaging(averaging)
         return averaging
 
-    @field_validator("device")
-    @classmethod
-    def _check_device(cls, device: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-            raise ConfigError(f"device {device!r} is unknown: choose auto, cpu, cuda or cuda:N.")
-        return device
-
-    @field_validator("data_dir")
-    @classmethod
-    def _check_data_dir(cls, folder: Path | None) -> Path | None:
-        if folder is not None and not folder.is_dir():
-            raise ConfigError(
-                f"data_dir {str(folder)!r} is no folder that can be read: give the folder that "
-                "holds NAME.npz."
-            )
-        return folder
+    _device = field_validator("device")(check_device)
+    _data_dir = field_validator("data_dir")(check_data_dir)
 
     @model_validator(mode="after")
     def _check_together(self) -> TrainConfig:
         """What no field can say alone."""
         check_one_of(self, "epsilon", "noise_multiplier", "group_noise_multiplier")
         check_one_of(self, "epochs", "steps")
-        if self.mix_views and (self.views or 1) < 4:
-            raise ConfigError(
-                f"mix_views with views {self.views}: mixtures take two of the other half, so give "
-                "at least 4 views."
-            )
-        if (self.units is None) != (self.rows_per_unit is None):
-            raise ConfigError(
-                f"units {self.units} and rows_per_unit {self.rows_per_unit}: give both, the column "
-                "of ids and the most rows of a user in a lot, or neither."
-            )
+        check_rows_of_unit(self)
         if self.train_size is not None or self.dataset_size is not None:
             check_lot(self.chosen_lot, self.dataset_size or self.train_size or 0)
+        check_features(self)
+        check_least_squares(self)
         self.schema_of_data()
         check_out(self.out if self.out is not None else Path("runs"), fresh=self.out is not None)
         method = methods.resolve(self.method, self.settings)  # loads its class, and torch
@@ -337,6 +343,11 @@ class TrainConfig(Options):
         return self.model or ("cnn" if images else "mlp")
 
     @property
+    def code(self) -> str | None:
+        """The MODULE:factory that the run's model is made by, if it is somebody's own."""
+        return next((n for n in (self.features, self.model) if n is not None and ":" in n), None)
+
+    @property
     def chosen_lot(self) -> int:
         """The expected lot: by default 64, for the benchmark sets 512."""
         return self.lot or (512 if self._is_benchmark else 64)
@@ -365,8 +376,7 @@ class TrainConfig(Options):
     def saved(self) -> dict[str, Any]:
         """What a checkpoint holds: every setting but the noise seed, as plain JSON types."""
         ledger = None if self.ledger is None else str(self.ledger.absolute())
-        # A resume may come from another folder.
-        return self.model_dump(mode="json", exclude={"noise_seed", "out"}) | {"ledger": ledger}
+        return self.model_dump(mode="json", exclude=_NOT_SAVED) | {"ledger": ledger}
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any], noise_seed: int | None) -> TrainConfig:
@@ -384,10 +394,7 @@ class TrainConfig(Options):
             "lr": self.chosen_lr,
             "repeatable_noise": self.noise_seed is not None,
         }
-        for name in (
-            *("group_noise_multiplier", "views", "mix_views", "units", "rows_per_unit"),
-            "precision",
-        ):
+        for name in _WHERE_GIVEN:
             if getattr(self, name) not in (None, False):
                 shown[name] = getattr(self, name)
         return shown

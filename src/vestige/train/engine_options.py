@@ -7,19 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 from vestige import methods
 from vestige.errors import ConfigError
+from vestige.train.checks import LEAST_SQUARES
 from vestige.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from vestige.train.data import Dataset
 
 ROWS_AT_ONCE = {"linear": 4096, "mlp": 4096, "cnn": 1024, "scatter": 4096}
-ROWS_AT_ONCE |= {"resnet18": 128, "wrn": 128}
+ROWS_AT_ONCE |= {"resnet18": 128, "wrn": 128, "least-squares": 64}
 _ROWS_OF_OWN = 256  # of a model that is somebody's own
 _DIGITS = ("digits", "mnist", "svhn")  # a mirrored one is another sign, or none
 
 
-def noise_form(config: TrainConfig, noise: float, groups: tuple[str, ...]) -> dict[str, Any]:
-    """Noise and clip as the engine takes them: jointly, or the papers' sigma_g C_g by group."""
+def noise_form(
+    config: TrainConfig, noise: float, groups: tuple[str, ...], dataset: Dataset
+) -> dict[str, Any]:
+    """Noise and clip as the engine takes them: jointly, or the papers' sigma_g C_g by group.
+
+    For least squares the clip is that of rows, and the moments' bound follows from it.
+    """
+    if config.chosen_model == LEAST_SQUARES:
+        from vestige.train.recipes.least_squares import sensitivity, target_bound
+
+        assert isinstance(config.clip, float)
+        return {
+            "noise_multiplier": noise,
+            "max_grad_norm": sensitivity(config.clip, target_bound(dataset)),
+        }
     if config.group_noise_multiplier is None:
         return {"noise_multiplier": noise, "max_grad_norm": config.clip}
     whole = config.clip if isinstance(config.clip, tuple) else (config.clip,) * len(groups)
@@ -33,6 +47,10 @@ def unit(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     if dataset.units is not None:
         options = {"units": dataset.units, "rows_per_unit": config.rows_per_unit}
     if config.views is not None:
+        if dataset.features is not None:
+            raise ConfigError(
+                f"views {config.views} with features that are computed once: leave views out."
+            )
         augment = augmentation(config.dataset, dataset, config.mix_views)
         options |= {"views": config.views, "augment": augment}
     return options

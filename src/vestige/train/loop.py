@@ -108,7 +108,7 @@ class Session:
             module=model,
             optimizer=self.optimizer,
             data_loader=DataLoader(TensorDataset(*self.train_data), batch_size=config.chosen_lot),
-            **noise_form(config, prepared.noise, prepared.groups),
+            **noise_form(config, prepared.noise, prepared.groups, dataset),
             clipping=config.chosen_clipping,
             method=methods.resolve(config.method, config.settings),
             max_physical_batch_size=physical_rows(config),
@@ -191,9 +191,9 @@ class Session:
 
     def _epoch(self) -> Iterator[None]:
         """One pass over the loader; comes back after every release."""
-        from vestige.train.tasks import losses
+        from vestige.train.recipes.least_squares import losses_of
 
-        engine = self.engine
+        engine, losses = self.engine, losses_of(self.model)
         try:
             for x, y in self.loader:
                 before = engine.released
@@ -349,6 +349,11 @@ class Session:
             caveats.append(
                 f"delta {self.config.delta:g} is above 1 / records: it allows a whole record to "
                 "be published; choose one well below"
+            )
+        if self.config.features and ":" in self.config.features:
+            caveats.append(
+                f"the features are those of {self.config.features}, frozen: that this module has "
+                "not learned from these records is taken on trust"
             )
         if self.config.train_loss:
             caveats.append("the training loss is outside the guarantee: do not publish it")

@@ -1,4 +1,4 @@
-"""The models of the papers: linear, mlp, cnn, resnet18; recipes/ has wrn and scatter.
+"""The models of the papers: linear, mlp, cnn, resnet18; recipes/ has the others.
 
 None of them couples the examples of a batch (no BatchNorm), so that each example has a gradient of
 its own, and none works in place, which would take away the inputs that the gradient rules keep.
@@ -6,7 +6,8 @@ its own, and none works in place, which would take away the inputs that the grad
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from vestige.checks import is_whole
 from vestige.errors import ConfigError
-from vestige.train.recipes.features import scatter
+from vestige.train.recipes.features import OnFeatures, probe, scatter, scattered
+from vestige.train.recipes.least_squares import LeastSquares
 from vestige.train.recipes.wide_resnet import wide_resnet
 
 
@@ -49,13 +51,37 @@ def build(
         _check_size(name, shape, classes)
 
     # On the CPU whatever the default device, so that a seed means the same weights everywhere.
+    with _seeded(seed):
+        return builder(shape, classes)
+
+
+def on_features(
+    features: str, head: str, input_shape: Sequence[int], classes: int, seed: int | None = None
+) -> OnFeatures:
+    """The model `head` on frozen features: scatter, or those of a MODULE:factory of one's own.
+
+    ``factory(input_shape)`` returns a module that makes of each input a row of float32 features.
+    """
+    shape = tuple(input_shape)
+    with _seeded(seed):
+        if is_factory(features):
+            module = _factory(features, "features")(shape)
+        else:
+            _check_image(features, shape)
+            module = scattered(shape)
+    return probe(module, features, shape, lambda made: build(head, made, classes, seed))
+
+
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
     with torch.device("cpu"):
         if seed is None:
-            return builder(shape, classes)
+            yield
+            return
         # torch.manual_seed would reseed the accelerators too, and devices=[] does not restore them.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            return builder(shape, classes)
+            yield
 
 
 def is_factory(name: str) -> bool:
@@ -63,23 +89,24 @@ def is_factory(name: str) -> bool:
     return ":" in name
 
 
-def _factory(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
+def _factory(name: str, what: str = "model") -> Callable[..., nn.Module]:
     """Somebody's own factory, whose errors and whose result are answered in one line."""
     from vestige.audit.verify.loading import attribute, one_line
 
     factory = attribute(*name.split(":", 1))
 
-    def build(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    def build(shape: tuple[int, ...], *outputs: int) -> nn.Module:
         try:
-            made = factory(shape, outputs)
+            made = factory(shape, *outputs)
         except Exception as error:
+            told = "".join(f", and the number of outputs, {count}" for count in outputs)
             raise ConfigError(
-                f"model {name!r} raised {type(error).__name__}: {one_line(error)}; it is called "
-                f"with the shape of an input, {shape}, and the number of outputs, {outputs}."
+                f"{what} {name!r} raised {type(error).__name__}: {one_line(error)}; it is called "
+                f"with the shape of an input, {shape}{told}."
             ) from error
         if not isinstance(made, nn.Module):
             raise ConfigError(
-                f"model {name!r} returned a {type(made).__name__}: return a torch.nn.Module."
+                f"{what} {name!r} returned a {type(made).__name__}: return a torch.nn.Module."
             )
         return made
 
@@ -209,6 +236,7 @@ _BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "resnet18": lambda shape, classes: ResNet18(shape[0], classes),
     "wrn": wide_resnet,
     "scatter": scatter,
+    "least-squares": lambda shape, classes: LeastSquares(math.prod(shape), classes),
 }
 _IMAGE_MODELS = ("cnn", "resnet18", "wrn", "scatter")
 

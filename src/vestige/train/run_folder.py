@@ -252,8 +252,9 @@ class RunWriter:
         session, folder = self._session, self._folder
         weights = weights_of(self._session.model)
         folder.write(WEIGHTS_FILE, weights)
-        described_model = described(session.dataset, session.config.chosen_model)
-        folder.write_json(MODEL_FILE, described_model)
+        config = session.config
+        facts = described(session.dataset, config.chosen_model, config.features)
+        folder.write_json(MODEL_FILE, facts)
         if session.config.averaging and self._engine.released:
             with session.averaged():
                 folder.write("model_averaged.pt", weights_of(self._session.model))
@@ -283,6 +284,8 @@ class RunWriter:
 
     def _facts(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """The public facts of the run that its statement names."""
+        from vestige.train.recipes.least_squares import told
+
         session = self._session
         facts = {name: result[name] for name in RunFacts.model_fields if name in result} | {
             "classes": session.dataset.classes,
@@ -294,8 +297,11 @@ class RunWriter:
                 ["train_loss_outside_guarantee"] if session.config.train_loss else []
             ),
         }
-        if session.config.tuning:
-            facts["tuning"] = session.config.tuning
+        for name in ("tuning", "features"):
+            if getattr(session.config, name):
+                facts[name] = getattr(session.config, name)
+        if (moments := told(session.model, session.dataset)) is not None:
+            facts["released_sum"] = moments
         return facts | ({"stopped_by": "budget guard"} if session.budget_spent else {})
 
 

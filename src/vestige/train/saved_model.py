@@ -31,11 +31,12 @@ _ROWS_AT_ONCE = 256
 _NEEDED = ("model", "input_shape", "outputs", "task", "labels", "preprocessing")
 
 
-def described(dataset: Dataset, model: str) -> dict[str, Any]:
+def described(dataset: Dataset, model: str, features: str | None = None) -> dict[str, Any]:
     """What model.json holds: public facts alone."""
     return {
         "version": 1,
         "model": model,
+        **({} if features is None else {"features": features}),
         "task": dataset.task,
         "input_shape": list(dataset.input_shape),
         "outputs": dataset.classes,
@@ -133,14 +134,19 @@ def load(run: str | Path, model: str | None = None) -> TrainedModel:
     """
     folder = Path(run)
     facts = _facts(folder)
-    name = facts["model"]
-    if models.is_factory(name) and model != name:
+    name, features = facts["model"], facts.get("features")
+    code = next((n for n in (features, name) if n is not None and models.is_factory(n)), None)
+    if code is not None and model != code:
         raise ConfigError(
-            f"the model in {str(folder)!r} was made by {name!r}, and a run folder is not believed "
-            f"when it names code: if it is yours, give --model {name} (in Python, model={name!r})."
+            f"the model in {str(folder)!r} was made by {code!r}, and a run folder is not believed "
+            f"when it names code: if it is yours, give --model {code} (in Python, model={code!r})."
         )
     try:
-        built = models.build(name, facts["input_shape"], facts["outputs"], seed=0)
+        public = facts["input_shape"], facts["outputs"]
+        if features is None:
+            built = models.build(name, *public, seed=0)
+        else:
+            built = models.on_features(features, name, *public, seed=0)
         built.load_state_dict(_weights(folder))
     except (RuntimeError, TypeError, AttributeError) as error:
         why = " ".join(str(error).split())[:160]
@@ -168,6 +174,8 @@ def _facts(folder: Path) -> dict[str, Any]:
             raise ValueError("a field is no list")
         if facts["preprocessing"].get("kind") not in ("numbers", "pixels", "schema"):
             raise ValueError("its preprocessing is unknown")
+        if not isinstance(facts.get("features"), str | None):
+            raise ValueError("its features have no name")
         facts.setdefault("ranges", [])
         return facts
     except (OSError, ValueError, RecursionError) as error:

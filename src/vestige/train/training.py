@@ -21,13 +21,14 @@ from vestige.errors import ConfigError
 from vestige.privacy import accounting, ledger_file
 from vestige.privacy.ledger import Event
 from vestige.train import ranks
-from vestige.train.checks import check_lot
+from vestige.train.checks import LEAST_SQUARES, check_lot
 from vestige.train.config import DEFAULT_NOISE, TrainConfig
 from vestige.train.loop import HELD_OUT, Prepared, Progress, Session, versions
 from vestige.train.run_folder import CHECKPOINT, ExistingFolder, RunWriter, run_ledger
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from vestige.train.data import Dataset
 
@@ -103,10 +104,10 @@ def resume(
             "seed is gone: give the noise_seed that it was started with."
         )
     config, known = _restored(saved, noise_seed)
-    if ":" in config.chosen_model and model != config.chosen_model:
+    if config.code is not None and model != config.code:
         raise ConfigError(
-            f"the model of the run in {str(folder)!r} is made by {config.chosen_model!r}: if that "
-            f"is yours, name it with --model {config.chosen_model} (in Python, model=...)."
+            f"the model of the run in {str(folder)!r} is made by {config.code!r}: if that is "
+            f"yours, name it with --model {config.code} (in Python, model=...)."
         )
     path = run_ledger(folder, config.ledger, ledger)
     if ledger is not None:
@@ -142,17 +143,15 @@ def prepare(
 
     from vestige.gradients.clipping import split_clipping
     from vestige.gradients.groups import partition
-    from vestige.train import models
     from vestige.train.recipes.features import with_features
 
     device = device_of(config.device)
     if dataset is None:
         dataset = load_data(config, config.seed)
     records = config.dataset_size or dataset.protected
+    config = _whole(config, records)
     check_lot(config.chosen_lot, records)
-    model = models.build(config.chosen_model, dataset.input_shape, dataset.classes, config.seed).to(
-        device
-    )
+    model = _model_of(config, dataset, device)
     method = methods.resolve(config.method, config.settings)
     if known is None:
         # Found here rather than in the engine, before seconds go into the calibration.
@@ -163,13 +162,54 @@ def prepare(
         if config.evaluate_epsilon is not None:  # refused now rather than after the training
             accounting.calibrate(config.evaluate_epsilon, config.delta, 1.0, 1)
         known = _accounted(config, records, groups)
+    _declare(config, model, dataset, known, records)
     dataset = with_features(
-        dataset, model, device, lambda done: tell(Progress(f"features {done:.0%}"))
+        dataset,
+        model,
+        device,
+        lambda done: tell(Progress("features", int(100 * done), 100)),
+        config.feature_cache and config.feature_cache / f"{Path(config.dataset).stem}.features",
     )
     made = optimizer or method.make_optimizer
     if config.momentum:
         made = partial(made, momentum=config.momentum)
     return Session(config, dataset, model, made, device, known)
+
+
+def _whole(config: TrainConfig, records: int) -> TrainConfig:
+    """Least squares are one release of all records."""
+    if config.chosen_model != LEAST_SQUARES:
+        return config
+    if config.lot not in (None, records):
+        raise ConfigError(
+            f"lot {config.lot} is for training in steps, and least squares are one release of all "
+            f"{records} records: leave it out."
+        )
+    return config.changed(lot=records, steps=1, lr=1.0)
+
+
+def _model_of(config: TrainConfig, dataset: Dataset, device: str) -> nn.Module:
+    """The fresh model of a run, whose features were shown to be row-wise."""
+    from vestige.train import models
+    from vestige.train.recipes.features import check_rows
+
+    name, shape = config.chosen_model, dataset.input_shape
+    if config.features is None:
+        return models.build(name, shape, dataset.classes, config.seed).to(device)
+    on = models.on_features(config.features, name, shape, dataset.classes, config.seed).to(device)
+    if config.code is not None:
+        check_rows(on, config.code, shape)
+    return on
+
+
+def _declare(
+    config: TrainConfig, model: nn.Module, dataset: Dataset, known: Prepared, records: int
+) -> None:
+    """Tell least squares the public numbers that they go by."""
+    from vestige.train.recipes.least_squares import declare
+
+    if config.chosen_model == LEAST_SQUARES:
+        declare(model, dataset, config.clip, config.ridge, known.noise / records)
 
 
 def load_data(config: TrainConfig, seed: int) -> Dataset:

@@ -24,6 +24,18 @@ RECIPES: Mapping[str, Recipe] = {
         "a linear model on scattering features of images (Tramer and Boneh, arXiv 2011.11660)",
         {"model": "scatter", "lot": 8192, "epochs": 60, "lr": 0.2, "momentum": 0.9},
     ),
+    "probe": Recipe(
+        "a linear model on frozen features that you name with --features",
+        {"model": "linear", "lot": 1024, "epochs": 40, "lr": 0.5, "momentum": 0.9},
+    ),
+    "least-squares": Recipe(
+        "one release of second moments, solved in closed form, of inputs or of --features",
+        {"model": "least-squares"},
+    ),
+    "tabular": Recipe(
+        "a linear model on your own table; --model mlp for more",
+        {"model": "linear", "lot": 128, "epochs": 20, "lr": 2.0},
+    ),
     "wrn": Recipe(
         "WRN-16-4 from scratch on images, four views of each, for a GPU (De et al., arXiv "
         "2204.13650)",

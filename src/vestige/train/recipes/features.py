@@ -1,25 +1,33 @@
 """Heads on fixed features: what is learned is the head, on features that are computed once.
 
 Guarantee: features are made row by row, so that training on them is training on the rows; they are
-as private as the rows, and stay in memory.
+as private as the rows, and stay in memory, or in a private file where somebody asks for that. A
+module of somebody's own is shown to be row-wise on synthetic rows before it sees a record. That it
+has learned nothing from the records is taken on trust, and the statement says so.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from vestige.errors import ConfigError, StorageError, VestigeError
+from vestige.files import write_whole
 from vestige.train.recipes.public_scale import PublicScale
 from vestige.train.recipes.scattering import Scattering
 
 if TYPE_CHECKING:
     from vestige.train.dataset import Dataset
 
-_IMAGES_AT_ONCE = 250
+_ROWS_AT_ONCE = 250
+_COMPARED = 4  # rows of a file of features that are computed again
 
 
 class OnFeatures(nn.Module):
@@ -30,7 +38,8 @@ class OnFeatures(nn.Module):
 
     def __init__(self, features: nn.Module, head: nn.Module, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.features, self.head, self.shape = features.eval(), head, shape
+        self.features, self.head = features.eval().requires_grad_(False), head
+        self.shape = shape
 
     def train(self, mode: bool = True) -> OnFeatures:
         """Only the head has a training mode: fixed features are the same in both."""
@@ -45,36 +54,173 @@ class OnFeatures(nn.Module):
         return scores
 
 
-def scatter(shape: tuple[int, ...], classes: int) -> OnFeatures:
-    """A linear model on scattering features of two scales, brought to a common scale.
+def scattered(shape: tuple[int, ...]) -> nn.Module:
+    """Scattering features of two scales, brought to a common scale.
 
     Tramer and Boneh, arXiv 2011.11660, who normalise by statistics of the data, which cost privacy,
     or in groups in each image, which costs accuracy. Here the constants are public.
     """
+    _, height, width = shape
+    waves = Scattering((height, width))
+    return nn.Sequential(waves, PublicScale(waves, shape))
+
+
+def scatter(shape: tuple[int, ...], classes: int) -> OnFeatures:
+    """A linear model on scattering features."""
     channels, height, width = shape
     made = (81 * channels, height // 4, width // 4)
     head = nn.Sequential(nn.Flatten(), nn.Linear(made[0] * made[1] * made[2], classes))
-    waves = Scattering((height, width))
-    return OnFeatures(nn.Sequential(waves, PublicScale(waves, shape)), head, made)
+    return OnFeatures(scattered(shape), head, made)
+
+
+def probe(
+    module: nn.Module, name: str, shape: tuple[int, ...], head: Callable[[tuple[int, ...]], Any]
+) -> OnFeatures:
+    """`head`, made for a shape, on the flat outputs of `module`, frozen and in evaluation mode.
+
+    The outputs of each row are brought to mean 0 and variance 1, so that settings do not hang on
+    their scale. `name` is for messages.
+    """
+    module = module.eval().requires_grad_(False)
+    try:
+        with torch.no_grad():
+            out = module(torch.zeros(2, *shape))
+    except Exception as error:  # a module of somebody's own may do anything
+        why = " ".join(str(error).split())[:160]
+        raise ConfigError(
+            f"features {name!r} raised {type(error).__name__} for two inputs of shape {shape}: "
+            f"{why}"
+        ) from error
+    if not isinstance(out, Tensor) or out.dtype != torch.float32 or len(out) != 2 or out.ndim < 2:
+        got = f"{tuple(out.shape)} {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
+        raise ConfigError(
+            f"features {name!r} returned {got} for two inputs: return a float32 tensor with a row "
+            "for each, such as output.last_hidden_state[:, 0] of a transformers model."
+        )
+    width = out[0].numel()
+    parts = [module, nn.Flatten(), nn.LayerNorm(width, elementwise_affine=False)]
+    made: tuple[int, ...] = (width,)
+    if made == shape:  # features must not be taken for inputs
+        made = (1, width)
+        parts.append(nn.Unflatten(1, made))
+    return OnFeatures(nn.Sequential(*parts), head(made), made)
+
+
+def check_rows(model: OnFeatures, name: str, shape: tuple[int, ...]) -> None:
+    """Refuse features of a row that depend on other rows, or on chance.
+
+    The self-check of gradients runs on the features with a trainable layer behind them, on
+    synthetic rows, and follows the rows through the module as well.
+    """
+    from vestige.gradients import Capture
+    from vestige.gradients.clipping import Clip
+    from vestige.gradients.groups import partition
+    from vestige.gradients.self_check import self_check
+
+    width = torch.Size(model.shape).numel()
+    whole = nn.Sequential(model.features, nn.Flatten(), nn.Linear(width, 1))
+    device = next((t.device for t in model.head.parameters()), None)
+    groups = partition(whole.to(device), "flat")
+    rows = torch.randn(8, *shape, generator=torch.Generator().manual_seed(0)).to(device)
+    with torch.no_grad():
+        once, again = model.features(rows), model.features(rows)
+    repeats = torch.allclose(once, again, rtol=1e-4, atol=1e-5, equal_nan=True)
+    capture = Capture(whole, groups, Clip.over(1.0, groups.names))
+    capture.attach()
+    try:
+        why = self_check(capture, (rows,), {}, 0)
+    except VestigeError as error:
+        raise ConfigError(
+            f"the features {name!r} of a record are not its own: {error} A frozen module must be "
+            "row-wise in evaluation mode."
+        ) from error
+    finally:
+        capture.detach()
+    if why is None and not repeats:
+        why = "the same rows have other features each time (dropout in evaluation mode?)"
+    if why is not None:
+        raise ConfigError(
+            f"that the features {name!r} of a record are its own could not be shown: {why}. Give a "
+            "module that is row-wise in evaluation mode."
+        )
 
 
 def with_features(
-    dataset: Dataset, model: nn.Module, device: str, tell: Callable[[float], None]
+    dataset: Dataset,
+    model: nn.Module,
+    device: str,
+    tell: Callable[[float], None],
+    cache: Path | None = None,
 ) -> Dataset:
     """The dataset with the features that a model learns from; unchanged for any other model.
 
     `tell` hears the share that is done. Features that are there already are taken for the model's.
+    `cache` is a private file that they are kept in, and taken from where they fit.
     """
     if not isinstance(model, OnFeatures) or dataset.features is not None:
         return dataset
     splits = dataset.x_train, dataset.x_test
-    made = [torch.empty(len(inputs), *model.shape, device=device) for inputs in splits]
-    done, total = 0, sum(map(len, splits))
-    for inputs, out in zip(splits, made, strict=True):
-        for start in range(0, len(inputs), _IMAGES_AT_ONCE):
-            rows = slice(start, start + _IMAGES_AT_ONCE)
-            with torch.no_grad():
-                out[rows] = model.features(inputs[rows].to(device))
-            done += len(inputs[rows])
-            tell(done / total)
+    made = None if cache is None else _cached(cache, dataset, model, device)
+    if made is None:
+        made = [torch.empty(len(inputs), *model.shape, device=device) for inputs in splits]
+        done, total = 0, sum(map(len, splits))
+        for inputs, out in zip(splits, made, strict=True):
+            for start in range(0, len(inputs), _ROWS_AT_ONCE):
+                rows = slice(start, start + _ROWS_AT_ONCE)
+                with torch.no_grad():
+                    out[rows] = model.features(inputs[rows].to(device))
+                done += len(inputs[rows])
+                tell(done / total)
+        if cache is not None:
+            _keep(cache, dataset, made)
+    if not all(bool(part.isfinite().all()) for part in made):
+        raise ConfigError(
+            "the features of a record hold NaN or infinity: give a module that is finite for every "
+            "input, for example one that clips them."
+        )
     return replace(dataset, features=(made[0], made[1]))
+
+
+def _digest(dataset: Dataset) -> str:
+    digest = hashlib.sha256()
+    for inputs in (dataset.x_train, dataset.x_test):
+        digest.update(f"{tuple(inputs.shape)}".encode())
+        digest.update(inputs.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _cached(path: Path, dataset: Dataset, model: OnFeatures, device: str) -> list[Tensor] | None:
+    """The features in a file, where they are of these inputs and of this module."""
+    try:
+        held = torch.load(path, map_location=device, weights_only=True)
+        if held["inputs"] != _digest(dataset):
+            return None
+        splits = zip((dataset.x_train, dataset.x_test), held["features"], strict=True)
+        for inputs, features in splits:
+            if features.shape != (len(inputs), *model.shape):
+                return None
+            with torch.no_grad():
+                again = model.features(inputs[:_COMPARED].to(device))
+            if not torch.allclose(again, features[:_COMPARED], rtol=1e-4, atol=1e-5):
+                return None
+        return list(held["features"])
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # torch raises a dozen kinds on damaged bytes
+        raise ConfigError(
+            f"the features in {str(path)!r} cannot be read ({type(error).__name__}): remove it."
+        ) from error
+
+
+def _keep(path: Path, dataset: Dataset, features: list[Tensor]) -> None:
+    """Write features for the owner's eyes: they are as private as the records."""
+    buffer = io.BytesIO()
+    torch.save({"inputs": _digest(dataset), "features": [part.cpu() for part in features]}, buffer)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, buffer.getvalue(), mode=0o600)
+    except OSError as error:
+        raise StorageError(
+            f"{str(path)!r} cannot be written ({error.strerror}): give another folder as "
+            "feature_cache, or leave it out."
+        ) from error

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import stat
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import vestige
+from tests.support.leak_search import Secrets
+from tests.support.training import equal, press_at, weights
 from vestige import ConfigError
 from vestige.train.config import TrainConfig
 from vestige.train.data import load
-from vestige.train.models import build
-from vestige.train.recipes.features import OnFeatures, with_features
-from vestige.train.training import prepare, train
+from vestige.train.models import build, on_features
+from vestige.train.recipes.features import OnFeatures, check_rows, probe, with_features
+from vestige.train.training import prepare, resume, train
 
 
 def test_scores_of_features_are_those_of_the_inputs():
@@ -83,3 +88,194 @@ def test_momentum_is_of_plain_sgd():
         TrainConfig(method="dp-adam", momentum=0.9)
     with pytest.raises(ConfigError, match="strictly between 0 and 1"):
         TrainConfig(momentum=1.0)
+
+
+# -- modules of somebody's own ----------------------------------------------------------------
+
+MODULES = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Of(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.register_buffer("memory", torch.zeros(64))
+    def forward(self, x):
+        return self.function(self, x.flatten(1))
+
+class Sticky(nn.BatchNorm1d):
+    def train(self, mode=True):
+        return super().train(True)
+
+def remember(self, x):
+    self.memory.mul_(0.9).add_(x.mean(0))
+    return x
+
+def conv(shape):
+    return nn.Sequential(nn.Conv2d(shape[0], 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+
+ROWS = {
+    "centred": lambda shape: Of(lambda self, x: x - x.mean(0)),
+    "statistics": lambda shape: nn.Sequential(
+        nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False)
+    ),
+    "sticky": lambda shape: nn.Sequential(nn.Flatten(), Sticky(64)),
+    "remembering": lambda shape: Of(remember),
+    "neighbour": lambda shape: Of(lambda self, x: x.roll(1, 0)),
+    "chance": lambda shape: Of(lambda self, x: F.dropout(x, 0.5, True)),
+}
+
+def text(shape):
+    return Of(lambda self, x: "features")
+
+def raising(shape):
+    raise ValueError("no such weights")
+
+def not_finite(shape):
+    return Of(lambda self, x: x.log())
+
+def flat(shape):
+    return nn.Flatten()
+
+globals().update(ROWS)
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module of features in the current folder."""
+    (tmp_path / "own_features.py").write_text(MODULES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "own_features", raising=False)
+    return tmp_path
+
+
+def on(name: str, head: str = "linear") -> OnFeatures:
+    return on_features(f"own_features:{name}", head, (1, 8, 8), 10, 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["centred", "statistics", "sticky", "remembering", "neighbour", "chance"]
+)
+@pytest.mark.usefixtures("modules")
+def test_features_that_depend_on_other_rows_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"the features 'own_features:{name}' of a record"):
+        check_rows(on(name), f"own_features:{name}", (1, 8, 8))
+
+
+@pytest.mark.usefixtures("modules")
+def test_frozen_statistics_of_other_data_are_row_wise() -> None:
+    model = on("conv")
+    check_rows(model, "conv", (1, 8, 8))
+    assert not any(p.requires_grad for p in model.features.parameters())
+    assert not any(part.training for part in model.features.modules())
+
+
+@pytest.mark.usefixtures("modules")
+def test_features_as_wide_as_an_input_are_not_taken_for_one() -> None:
+    model = on_features("own_features:flat", "linear", (5,), 3, 0)
+    x = torch.rand(4, 5)
+    assert model.shape == (1, 5)
+    assert torch.equal(model(model.features(x)), model(x))
+    assert model.features(x).std() == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.parametrize("name", ["text", "raising"])
+@pytest.mark.usefixtures("modules")
+def test_what_makes_no_features_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"features 'own_features:{name}' r"):
+        on(name)
+
+
+@pytest.mark.usefixtures("modules")
+def test_features_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ConfigError, match="NaN or infinity"):
+        prepare(run_of(Path("run"), features="own_features:not_finite"))
+
+
+def run_of(out: Path, **changes: Any) -> TrainConfig:
+    values = {"features": "own_features:conv", "train_size": 300, "steps": 4, "lot": 100}
+    values |= {"recipe": "probe", "noise_multiplier": 1.0, "noise_seed": 5, "accountant": "rdp"}
+    return TrainConfig(out=out, **values | changes)
+
+
+def secrets_of(config: TrainConfig) -> Secrets:
+    session = prepare(config.changed(out=None))
+    found = [row.numpy() for row in session.train_data[0][:3]]
+    assert session.train_data[0].shape == (300, 288)
+    return Secrets(rows={"features": found})
+
+
+def test_a_run_leaves_no_features_and_takes_inputs(modules: Path) -> None:
+    config = run_of(modules / "run", feature_cache=modules / "cache")
+    hidden = secrets_of(config)
+    assert hidden.found_in((modules / "cache/digits.features").read_bytes())
+    assert train(config, progress=press_at(2))["interrupted"]
+    for file in (modules / "run").rglob("*"):
+        assert not hidden.found_in(file.read_bytes()), file
+        assert b"cache" not in file.read_bytes(), file
+    with pytest.raises(ConfigError, match="--model own_features:conv"):
+        resume(modules / "run")
+    result = resume(modules / "run", model="own_features:conv")
+    assert equal(weights(result), weights(train(config.changed(out=modules / "whole"))))
+    for file in (modules / "run").rglob("*"):
+        assert not hidden.found_in(file.read_bytes()), file
+    with pytest.raises(ConfigError, match="--model own_features:conv"):
+        vestige.load(modules / "run")
+    model, test = vestige.load(modules / "run", "own_features:conv"), load("digits")
+    right = (model(test.x_test).argmax(1) == test.y_test).float().mean()
+    assert float(right) == pytest.approx(result["accuracy"])
+    assert any("taken on trust" in caveat for caveat in result["caveats"])
+
+
+@pytest.mark.usefixtures("modules")
+def test_cached_features_are_private_and_fit_or_are_made_again(tmp_path: Path) -> None:
+    path, model, heard = tmp_path / "cache/f", on("conv"), []
+    dataset = load("digits", None, 60, 30, 0)
+    made = with_features(dataset, model, "cpu", heard.append, path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+    def times(data: Any, of: OnFeatures) -> int:
+        heard.clear()
+        found = with_features(data, of, "cpu", heard.append, path).features
+        assert torch.allclose(found[0], of.features(data.x_train), atol=1e-6)
+        return len(heard)
+
+    assert times(dataset, model) == 0
+    assert torch.equal(made.features[0], with_features(dataset, model, "cpu", print).features[0])
+    other = probe(torch.nn.Linear(8, 36), "other", (1, 8, 8), lambda made: torch.nn.Linear(288, 2))
+    assert other.shape == model.shape
+    assert times(dataset, other) > 0  # of another module
+    assert times(dataset, on("flat")) > 0  # of another width
+    assert times(dataset, other) > 0
+    assert times(replace(dataset, x_train=dataset.x_train + 1), other) > 0  # of other inputs
+    path.write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        times(dataset, model)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"recipe": "probe"}, "recipe probe"),
+        ({"feature_cache": Path("c")}, "feature_cache"),
+        ({"features": "wrong"}, "unknown"),
+        ({"features": "scatter", "model": "cnn"}, "model 'cnn'"),
+        ({"features": "scatter", "model": "a:b"}, "model 'a:b'"),
+        ({"features": "scatter", "model": "linear", "feature_cache": Path("r/c"), "out": Path("r")},
+         "made to be published"),
+        ({"features": "scatter", "model": "linear", "feature_cache": Path("runs")}, "published"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_features_is_refused(given: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        TrainConfig(**given)
+
+
+def test_views_do_not_go_with_features() -> None:
+    config = TrainConfig(model="scatter", lot=50, steps=1, noise_multiplier=1.0, views=2)
+    with pytest.raises(ConfigError, match="views 2"):
+        prepare(config)
