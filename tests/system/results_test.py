@@ -18,7 +18,7 @@ ROWS = [json.loads(line) for line in (ROOT / "results" / "rows.jsonl").read_text
 
 # What the papers print, and settings: nothing that a row could tell.
 PRINTED = """0.3654 0.3241 0.3463 0.3382 0.2438 2.76 3.09 3.21 2.75 1.99 1.67
-    17.44 0.95 0.65 0.05 0.005 0.03 2011.11660""".split()
+    0.0027 0.0136 17.44 0.95 0.65 0.05 0.005 0.03 2011.11660""".split()
 
 
 def has(row, facts):
@@ -198,11 +198,15 @@ def test_sma():
     (every,) = set(found("epsilon", **ours).values())
     assert f"{up(one)} for one layer, {up(every)} for the release" in PAGE
     deep = {**sma, "alpha": 0.9, "window": 8}
-    depths = []
+    depths, ratios = [], []
     for low in ([1.0, 3.0], [2.0, 4.0], [2.0, 6.0], [3.0, 5.0], [4.0, 6.0], [5.0, 7.0]):
         memories = found("diagnostics", **deep, interval=low).values()
         depths.append(mean([memory["mean"]["depth"] for memory in memories]))
+        ratios.append(mean([memory["mean"]["memory_ratio"] for memory in memories]))
     assert f"| {', '.join(f'{d:.2f}' for d in depths)} where 2.76" in PAGE
+    assert f"are {min(ratios):.4f} to {max(ratios):.4f} here, with gamma_ema\n0.3" in PAGE
+    (slow,) = found("diagnostics", **ours | {"ema": 0.1}).values()
+    assert f"With 0.1 the ratio is {slow['mean']['memory_ratio']:.4f} (window 4" in PAGE
     right = found(**deep, interval=[4.0, 6.0])
     wrong = found(**deep | {"method": "sma-shuffled", "interval": [4.0, 6.0]})
     p = stats.ttest_rel([right[s] for s in range(3)], [wrong[s] for s in range(3)]).pvalue
@@ -358,5 +362,6 @@ CHECKED_TEXT = set(
     0.3212 0.3133 0.3195 0.3171 0.3189 0.3199 0.0057 0.002 0.3258 0.3332 21.86 67.23 3.13 2.52 2.00
     1.68 0.3320 0.3272 0.54 4.85 0.3227 0.3238 0.3905 0.3513 0.2646 0.3608 0.0125 0.0424
     0.4017 0.3435 0.5750 0.1248 0.9161 0.5818 0.5850 2.40 2.98 4.34 0.019 1.92 0.4590 11.74 0.617
-    1.58 0.4720 19.16 0.721 1.53 0.4650 0.4913 0.4932 0.4145 0.4123 0.23 0.017""".split()
+    1.58 0.4720 19.16 0.721 1.53 0.4650 0.4913 0.4932 0.4145 0.4123 0.23 0.017
+    0.0172 0.0195 0.0074""".split()
 )
