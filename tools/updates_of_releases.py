@@ -26,7 +26,7 @@ from vestige.train import data, models
 TASKS = {  # model, training and validation records, lot, epochs
     "digits": ("mlp", 1150, 287, 115, 30),
     "cifar10": ("mlp", 5000, 2000, 500, 30),
-    "mnist": ("cnn", 2000, 1000, 250, 8),
+    "mnist": ("cnn", 1000, 500, 125, 8),
 }
 
 
@@ -77,8 +77,8 @@ UPDATES = {  # the optimizer and the middle one of its rates
     "DP-SGD, momentum 0.9": (partial(torch.optim.SGD, momentum=0.9), 0.1),
     "DP-Adam": (torch.optim.Adam, 0.003),
     "DP-Muon": (Muon, 0.003),
-    "DP-MicroAdam, 1 % of the entries": (partial(MicroAdam, share=0.01), 0.001),
-    "DP-MicroAdam, 10 %": (partial(MicroAdam, share=0.1), 0.001),
+    "DP-MicroAdam, 10 % of the entries": (partial(MicroAdam, share=0.1), 0.001),
+    "DP-MicroAdam, 1 %": (partial(MicroAdam, share=0.01), 0.001),
 }
 
 
