@@ -1,11 +1,11 @@
 """Muon and MicroAdam on releases, beside DP-SGD with momentum and DP-Adam, at epsilon 3.
 
-python tools/updates_of_releases.py [DATA ...]     prints the table of docs/accuracy.md
+python tools/updates_of_releases.py ["DATA MODEL" ...] prints the table of docs/accuracy.md
 
-Our reading of DP-Muon (arXiv 2605.12994): flat clipping as for the others, Muon's five quintic
-steps, Adam for vectors; of DP-MicroAdam (arXiv 2511.20509): an error that is not quantised, which
-saves memory alone. Three rates half a decade apart are tried on training records that no run
-learns from, with seed 100, and while the best lies at an end, the next one beyond it.
+Our reading of DP-Muon (arXiv 2605.12994) has flat clipping, as the others, and Adam for vectors;
+that of DP-MicroAdam (arXiv 2511.20509) an error that is not quantised, which saves memory alone.
+Three rates half a decade apart are tried, on training records that no run learns from, with seed
+100, and while the best lies at an end, the next one beyond it.
 """
 
 import math
@@ -23,10 +23,11 @@ from vestige import PrivacyEngine
 from vestige.privacy import accounting
 from vestige.train import data, models
 
-TASKS = {  # model, training and validation records, lot, epochs
-    "digits": ("mlp", 1150, 287, 115, 30),
-    "cifar10": ("mlp", 5000, 2000, 500, 30),
-    "mnist": ("cnn", 1000, 500, 125, 8),
+TASKS = {  # data and model: training and validation records, lot, epochs
+    "digits mlp": (1150, 287, 115, 30),
+    "cifar10 mlp": (5000, 2000, 500, 30),
+    "mnist mlp": (5000, 2000, 500, 10),
+    "mnist cnn": (1000, 500, 125, 8),
 }
 
 
@@ -36,7 +37,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, params, lr):
         every = list(params)
         super().__init__([p for p in every if p.ndim > 1], {"lr": lr})
-        self.vectors = torch.optim.Adam([p for p in every if p.ndim == 1], lr=lr)
+        self.vectors = torch.optim.Adam([p for p in every if p.ndim < 2], lr=lr)
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -82,19 +83,19 @@ UPDATES = {  # the optimizer and the middle one of its rates
 }
 
 
-def accuracy(name, make, sigma, rate, seed, tuning=False):
+def accuracy(task, make, sigma, rate, seed, tuning=False):
     """Accuracy of the last weights, on validation records while tuning, else on the test split."""
-    kind, train, held, lot, epochs = TASKS[name]
+    (name, kind), (train, held, lot, epochs) = task.split(), TASKS[task]
     d = data.load(name, test_size=None if name == "digits" else 2000)
     if tuning:
         d = replace(d, x_test=d.x_train[train:][:held], y_test=d.y_train[train:][:held])
     module = models.build(kind, d.input_shape, d.classes, seed)
-    records = TensorDataset(d.x_train[:train], d.y_train[:train])
+    optimizer = make(module.parameters(), lr=rate)
     engine = PrivacyEngine(seed=seed, noise_seed=seed)  # test mode, for public data
-    module, optimizer, loader = engine.make_private(
+    _, _, loader = engine.make_private(
         module=module,
-        optimizer=make(module.parameters(), lr=rate),
-        data_loader=DataLoader(records, batch_size=lot),
+        optimizer=optimizer,
+        data_loader=DataLoader(TensorDataset(d.x_train[:train], d.y_train[:train]), batch_size=lot),
         noise_multiplier=sigma,
         max_grad_norm=1.0,
     )
@@ -106,17 +107,22 @@ def accuracy(name, make, sigma, rate, seed, tuning=False):
     return (module(d.x_test).argmax(1) == d.y_test).float().mean().item()
 
 
-for name in sys.argv[1:] or TASKS:
-    kind, train, _, lot, epochs = TASKS[name]
+for task in sys.argv[1:] or TASKS:
+    train, _, lot, epochs = TASKS[task]
     noise = accounting.calibrate(3.0, 1e-5, lot / train, epochs * train // lot).noise_multiplier
     for label, (make, middle) in UPDATES.items():
         tried, wanted = {}, {-1, 0, 1}
         while wanted:
-            rates = {place: middle * 10 ** (place / 2) for place in wanted}
-            tried |= {p: accuracy(name, make, noise, r, 100, True) for p, r in rates.items()}
+            for place in wanted:
+                tried[place] = accuracy(task, make, noise, middle * 10 ** (place / 2), 100, True)
             best = max(sorted(tried), key=tried.get)
             wanted = {best - 1, best + 1} - tried.keys() if len(tried) < 7 else set()
         rate = middle * 10 ** (best / 2)
-        found = [accuracy(name, make, noise, rate, seed) for seed in range(3)]
-        line = [f"{name}, {kind}", label, f"{rate:.2g}", len(tried), *(f"{a:.4f}" for a in found)]
-        print(f"| {' | '.join(map(str, line))} | {statistics.fmean(found):.4f} |", flush=True)
+        found = [accuracy(task, make, noise, rate, seed) for seed in range(3)]
+        line = [
+            task,
+            label,
+            f"{rate:.2g}",
+            *(f"{a:.4f}" for a in [*found, statistics.fmean(found)]),
+        ]
+        print(f"| {' | '.join(line)} |", flush=True)
