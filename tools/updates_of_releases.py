@@ -35,14 +35,14 @@ class Muon(torch.optim.Optimizer):
     """Momentum with its singular values near 1; a step has the size of Adam's."""
 
     def __init__(self, params, lr):
-        every = list(params)
-        super().__init__([p for p in every if p.ndim > 1], {"lr": lr})
-        self.vectors = torch.optim.Adam([p for p in every if p.ndim < 2], lr=lr)
+        super().__init__(params, {"lr": lr})
+        every = self.param_groups[0]["params"]
+        self.vectors = torch.optim.Adam([p for p in every if p.ndim == 1], lr=lr)
 
     @torch.no_grad()
     def step(self, closure=None):
         self.vectors.step()
-        for p in self.param_groups[0]["params"]:
+        for p in (p for p in self.param_groups[0]["params"] if p.ndim > 1):
             mean = self.state[p].setdefault("mean", torch.zeros_like(p)).mul_(0.95).add_(p.grad)
             x = mean.flatten(1) / mean.norm().clamp(min=1e-12)
             for _ in range(5):
@@ -119,10 +119,5 @@ for task in sys.argv[1:] or TASKS:
             wanted = {best - 1, best + 1} - tried.keys() if len(tried) < 7 else set()
         rate = middle * 10 ** (best / 2)
         found = [accuracy(task, make, noise, rate, seed) for seed in range(3)]
-        line = [
-            task,
-            label,
-            f"{rate:.2g}",
-            *(f"{a:.4f}" for a in [*found, statistics.fmean(found)]),
-        ]
-        print(f"| {' | '.join(line)} |", flush=True)
+        shown = " | ".join(f"{a:.4f}" for a in [*found, statistics.fmean(found)])
+        print(f"| {task} | {label} | {rate:.2g} | {shown} |", flush=True)
