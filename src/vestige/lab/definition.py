@@ -54,6 +54,7 @@ class Experiment(Model):
     paper: Text
     item: str = ""
     claim: str = ""
+    heading: Text = "As published"  # of the first column
     kind: Annotated[str, one_of(KINDS)] = "training"
     assumed: list[str] = Field(default=[])
     figures: list[Annotated[str, one_of(FIGURES)]] = Field(default=[])

@@ -50,3 +50,10 @@ def test_the_page_of_a_study() -> None:
     assert [table.caption for table in tables] == ["direction mse", "gradient mse", "cosine"]
     page = markdown(study, numbers, "vestige report results/x", "results/rows.jsonl")
     assert "smoke run" in page and "## Panel" in page and "Made by `vestige report" in page
+
+
+def test_a_column_is_called_what_the_experiment_calls_it() -> None:
+    for name, heading in (("fo-tab3", "As published"), ("sma-tab3", "Our reading of the paper")):
+        experiment = catalogue.find(name)
+        page = markdown(experiment, summarised(experiment, []), "vestige report x", "rows.jsonl")
+        assert f"\n## {heading}\n" in page and page.count("## Our reading") == ("sma" in name)

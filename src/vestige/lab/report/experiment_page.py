@@ -53,7 +53,7 @@ def experiment_page(
         "plots": "Plots",
         "memory": "Spectrum and memory" if memory else "",
         "tables": "Tables" if study else "",
-        "published": "" if study else "As published",
+        "published": "" if study else experiment.heading,
         "fair": "Fair" if fair else "",
         "rows": "Rows and commands",
     }
@@ -67,7 +67,7 @@ def experiment_page(
         numbers=numbers,
         finished=_finished(rows),
         expected=sum(count_of(experiment).values()),
-        guarantee=None if study else _guarantee(rows, numbers),
+        guarantee=None if study else _guarantee(rows, numbers, experiment.heading),
         protocol=[] if study else _protocol(experiment),
         methods=_sweeps(experiment) if study else _methods(experiment.arms, "protocol"),
         fair_methods=fair and _methods(fair.arms, "learning rates"),
@@ -94,7 +94,7 @@ def _finished(rows: Sequence[Row]) -> int:
     )
 
 
-def _guarantee(rows: Sequence[Row], numbers: Numbers) -> dict[str, Any]:
+def _guarantee(rows: Sequence[Row], numbers: Numbers, heading: str) -> dict[str, Any]:
     """Formal epsilon of every method beside the papers' figure, with what limits it."""
     stated = dict.fromkeys(str(row.get("guarantee", "none")) for row in rows)
     adjacency = " / ".join(g.partition("-DP, ")[2] for g in stated if g != "none") or "none stated"
@@ -113,7 +113,7 @@ def _guarantee(rows: Sequence[Row], numbers: Numbers) -> dict[str, Any]:
         "adjacency": adjacency,
         "accountant": ", ".join(used).upper(),
         "notes": _notes(rows, max(finite, default=None)),
-        "tables": _epsilon_tables(numbers),
+        "tables": _epsilon_tables(numbers, heading),
     }
 
 
@@ -139,7 +139,7 @@ def _notes(rows: Sequence[Row], largest: float | None) -> list[str]:
     return notes
 
 
-def _epsilon_tables(numbers: Numbers) -> list[Table]:
+def _epsilon_tables(numbers: Numbers, heading: str) -> list[Table]:
     """Formal epsilon and the papers' figure of every method; cells that agree share a table."""
     groups: dict[str, tuple[list[str], list[list[str]]]] = {}
     for cell in numbers["published"]:
@@ -160,7 +160,7 @@ def _epsilon_tables(numbers: Numbers) -> list[Table]:
         Table(
             headings,
             lines,
-            "As published" if len(groups) == 1 else f"As published ({'; '.join(titles)})",
+            heading if len(groups) == 1 else f"{heading} ({'; '.join(titles)})",
         )
         for titles, lines in groups.values()
     ]
