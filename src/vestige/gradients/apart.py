@@ -7,6 +7,7 @@ the node names. What is not known is refused, whatever it does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -33,6 +34,8 @@ _LEADING = (
 class _Layout(Protocol):
     @property
     def axes(self) -> Sequence[Any]: ...
+
+    def sizes(self) -> tuple[int, ...]: ...
 
     def has_rows(self, at: int) -> bool: ...
 
@@ -84,3 +87,12 @@ def _axes_of(node: Any, name: str) -> Sequence[int] | None:
     if name == "CtcLoss":
         return (0, 2)
     return None
+
+
+def written(node: Any, name: str, given: Sequence[_Layout | None], out: Sequence[int]) -> bool:
+    """Whether constants alone were written into a tensor, or it is read in a line, as a view."""
+    whole = given[0] is not None and math.prod(given[0].sizes()) == math.prod(out)
+    if name == "CopySlices":
+        return whole and not any(given[1:])
+    steps = [math.prod(out[at + 1 :]) for at in range(len(out))]
+    return whole and name == "AsStrided" and list(node._saved_stride) == steps

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from vestige.gradients.apart import meets
+from vestige.gradients.apart import meets, written
 from vestige.gradients.nodes import (
     KEEPS,
     OVER_AN_AXIS,
@@ -36,8 +36,8 @@ _SLICES = {"Slice", "Select", "Split", "SplitWithSizes", "Unbind"}
 _WRITES = {"CopySlices", "AsStrided", "IndexPut", "MaskedScatter"}
 _LAST_TWO = {"Mm": 0, "Bmm": 0, "Mv": 0, "Dot": 0, "Addmm": 1, "Baddbmm": 1, "Addmv": 1}
 _COMPETE = OVER_AN_AXIS | {"Sort", "Topk"}
-# Operations whose layouts are made here, or that a loss does without (see the limits).
-_FOLLOWED = (KEEPS | _RESHAPES | {"NllLoss", "NllLoss2D"}) - {"ConstantPadNd"} - _WRITES
+# Operations whose layouts are made here.
+_FOLLOWED = (KEEPS | _RESHAPES | {"NllLoss", "NllLoss2D"}) - {"ConstantPadNd", "Diagonal"}
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,13 @@ class Layouts:
                 return f"{name} goes over rows that lie along the axes of {shape}, and more follows"
         elif name not in SIDE_BY_SIDE | _WRITES and "Scatter" not in name and _differ(known):
             return f"{name} puts different rows together (slices, or orders, of the batch)"
-        elif name not in _FOLLOWED and not reduction(node):
-            children = [None if not n or is_leaf(n) else n for n, _ in node.next_functions]
-            pairs = list(zip(children, inputs, strict=True))
-            self.unclear = self.unclear or meets(node, name, pairs)
+        elif name not in _FOLLOWED | _WRITES and not reduction(node) or self._lost(node, name):
+            below = [None if not n or is_leaf(n) else n for n, _ in node.next_functions]
+            self.unclear = self.unclear or meets(node, name, list(zip(below, inputs, strict=True)))
         return None
+
+    def _lost(self, node: Any, name: str) -> bool:
+        return name in _WRITES and self.of(node, 0) is None
 
 
 def _made(node: Any, output: int, given: Sequence[Layout | None]) -> Layout | None:
@@ -127,9 +129,11 @@ def _made(node: Any, output: int, given: Sequence[Layout | None]) -> Layout | No
     name = name_of(node)
     out = tuple(node._input_metadata[output].shape)
     known = [layout for layout in given if layout is not None]
-    if not known or 0 in out or name in _WRITES or "Scatter" in name:
+    if not known or 0 in out or (name in _WRITES and not written(node, name, given, out)):
         return None
     one = known[0]
+    if name in _WRITES:
+        return _reshaped(one, out)
     if name in _RESHAPES:
         return _reshaped(one, out)
     if name in ("Transpose", "T", "Permute"):
