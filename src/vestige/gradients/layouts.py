@@ -115,7 +115,7 @@ class Layouts:
                 return f"{name} goes over rows that lie along the axes of {shape}, and more follows"
         elif name not in SIDE_BY_SIDE | _WRITES and "Scatter" not in name and _differ(known):
             return f"{name} puts different rows together (slices, or orders, of the batch)"
-        elif name not in _FOLLOWED | _WRITES and not reduction(node) or self._lost(node, name):
+        elif (name not in _FOLLOWED | _WRITES and not reduction(node)) or self._lost(node, name):
             below = [None if not n or is_leaf(n) else n for n, _ in node.next_functions]
             self.unclear = self.unclear or meets(node, name, list(zip(below, inputs, strict=True)))
         return None
