@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from torch import Tensor, cuda, nn
 from torch.optim import Optimizer
@@ -26,6 +26,7 @@ from vestige.engine.books import Books, follow
 from vestige.engine.build import build
 from vestige.engine.caveats import caveats
 from vestige.engine.ending import ending
+from vestige.engine.fitting import fitted
 from vestige.engine.guard import BudgetGuard
 from vestige.engine.lineage import Things, Trace
 from vestige.engine.options import Keywords, Options
@@ -97,7 +98,7 @@ class PrivacyEngine(Shown):
         max_grad_norm: float | Sequence[float],
         method: str | Method = "dp-sgd",
         clipping: Clipping | None = None,
-        max_physical_batch_size: int | None = None,
+        max_physical_batch_size: int | Literal["auto"] | None = None,
         loss_reduction: str = "mean",
         criterion: Any = None,
         dataset_size: int | None = None,
@@ -130,13 +131,15 @@ class PrivacyEngine(Shown):
             max_grad_norm,
             method,
             clipping,
-            max_physical_batch_size,
+            None if max_physical_batch_size == "auto" else max_physical_batch_size,
             loss_reduction,
             criterion,
             dataset_size,
             steps,
             options,
         )
+        if max_physical_batch_size == "auto":
+            request = fitted(request, self._ranks(options).world)
         run, things = self._run_of(request)
         try:
             loader = PrivateLoader(data_loader, run.lots, run.hand_out, request.module)

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from vestige.errors import PrivacyError
+from vestige.gradients.refs import tensors_in
 
 _MARK = "vestige version"  # on a node: its tensor had no recorded change since
 _HIDDEN = "vestige hidden"  # on a node: its tensor was changed
@@ -25,7 +26,7 @@ class HiddenWrites:
 
     Guarantee: a hidden change of an output is refused, through whatever tensor that shares its
     count of changes, or its `data`, it was made. Others are seen where a torch function that is
-    called with `call` makes them in its first argument.
+    called with `call` makes them in any of its arguments.
     """
 
     def __init__(self) -> None:
@@ -48,19 +49,17 @@ class HiddenWrites:
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function returns."""
         first = args[0] if args and isinstance(args[0], Tensor) else None
-        source = _source(first) if first is not None and first.requires_grad else None
-        node = None if source is None else source.grad_fn  # none: a parameter
-        if source is None or node is None:
-            result = function(*args, **kwargs)
-        else:
-            version = source._version
-            result = function(*args, **kwargs)
-            if source._version != version and source.grad_fn is node:
-                node.metadata[_HIDDEN] = _said(source)  # type: ignore[index]
+        made = {id(t): t for t in map(_source, tensors_in((args, kwargs))) if t.grad_fn is not None}
+        before = [(t, t._version, t.grad_fn) for t in made.values()]  # parameters have no node
+        result = function(*args, **kwargs)
+        for tensor, version, node in before:
+            if tensor._version != version and tensor.grad_fn is node:
+                node.metadata[_HIDDEN] = _said(tensor)  # type: ignore[union-attr, index]
+        if first is not None and id(_source(first)) in made:
             if function == _DATA.__get__:
                 self._outputs.append((weakref.ref(result), [result._version]))
             if function == _DATA.__set__:
-                self._found = self._found or _said(source)
+                self._found = self._found or _said(_source(first))
         self._look()
         return result
 

@@ -16,12 +16,15 @@ from typing import Any
 
 import torch
 
+from vestige.gradients.apart import meets, written
 from vestige.gradients.nodes import (
+    KEEPS,
     OVER_AN_AXIS,
     SIDE_BY_SIDE,
     dims,
     is_leaf,
     name_of,
+    reduction,
     row_axis,
     signed,
 )
@@ -33,6 +36,8 @@ _SLICES = {"Slice", "Select", "Split", "SplitWithSizes", "Unbind"}
 _WRITES = {"CopySlices", "AsStrided", "IndexPut", "MaskedScatter"}
 _LAST_TWO = {"Mm": 0, "Bmm": 0, "Mv": 0, "Dot": 0, "Addmm": 1, "Baddbmm": 1, "Addmv": 1}
 _COMPETE = OVER_AN_AXIS | {"Sort", "Topk"}
+# Operations whose layouts are made here.
+_FOLLOWED = (KEEPS | _RESHAPES | {"NllLoss", "NllLoss2D"}) - {"ConstantPadNd", "Diagonal"}
 
 
 @dataclass(frozen=True)
@@ -61,13 +66,14 @@ class Layouts:
 
     `inside` tells the model's own nodes, whose outputs have `rows` rows along `axis`.
 
-    Guarantee: a meeting that is told is one; rows that are moved by operations which are not known
-    here are not followed any further.
+    Guarantee: a meeting that is told is one. What is `unclear` may be one: an operation that is not
+    known, or that is given rows whose places are not.
     """
 
     def __init__(self, rows: int, axis: int, inside: Callable[[Any], bool]) -> None:
         self._rows, self._axis, self._inside = rows, axis, inside
         self._known: dict[tuple[Any, int], Layout | None] = {}  # holds the nodes
+        self.unclear: str | None = None  # how rows may meet in a node that `meeting` was asked of
 
     def of(self, node: Any, output: int) -> Layout | None:
         """The layout of an output of a node."""
@@ -109,7 +115,13 @@ class Layouts:
                 return f"{name} goes over rows that lie along the axes of {shape}, and more follows"
         elif name not in SIDE_BY_SIDE | _WRITES and "Scatter" not in name and _differ(known):
             return f"{name} puts different rows together (slices, or orders, of the batch)"
+        elif (name not in _FOLLOWED | _WRITES and not reduction(node)) or self._lost(node, name):
+            below = [None if not n or is_leaf(n) else n for n, _ in node.next_functions]
+            self.unclear = self.unclear or meets(node, name, list(zip(below, inputs, strict=True)))
         return None
+
+    def _lost(self, node: Any, name: str) -> bool:
+        return name in _WRITES and self.of(node, 0) is None
 
 
 def _made(node: Any, output: int, given: Sequence[Layout | None]) -> Layout | None:
@@ -117,9 +129,11 @@ def _made(node: Any, output: int, given: Sequence[Layout | None]) -> Layout | No
     name = name_of(node)
     out = tuple(node._input_metadata[output].shape)
     known = [layout for layout in given if layout is not None]
-    if not known or 0 in out or name in _WRITES or "Scatter" in name:
+    if not known or 0 in out or (name in _WRITES and not written(node, name, given, out)):
         return None
     one = known[0]
+    if name in _WRITES:
+        return _reshaped(one, out)
     if name in _RESHAPES:
         return _reshaped(one, out)
     if name in ("Transpose", "T", "Permute"):
@@ -133,7 +147,9 @@ def _made(node: Any, output: int, given: Sequence[Layout | None]) -> Layout | No
     if name in ("Repeat", "Unfold"):
         return _repeated(node, name, one, out)
     if name in _LAST_TWO:
-        return None if len(known) > 1 else _product(given[_LAST_TWO[name] :], out)
+        if len(known) > 1 and (len(given) != 2 or _contracts(*given)):
+            return None
+        return _product(given[_LAST_TWO[name] :][: 3 - len(known)], out)
     if name in ("NllLoss", "NllLoss2D") and len(one.axes) == len(out) + 1 > 1:
         return None if one.has_rows(1) else Layout(one.first, one.axes[:1] + one.axes[2:])
     if name in _COMPETE:
@@ -241,13 +257,34 @@ def _ordered(node: Any, name: str, one: Layout, out: Sequence[int]) -> Layout | 
     if name == "Index":
         by = [(at, i) for at, i in enumerate(node._saved_indices) if i is not None]
         if len(by) != 1 or by[0][1].dtype in (torch.bool, torch.uint8):
-            return None
+            return _picked(by, one, out)
         at, index = by[0]
     else:
         at, index = signed(node._saved_dim) % len(one.axes), node._saved_index
     places = index.ndim if name == "Index" else 1
     step = _order(index.data_ptr(), index._version, tuple(index.shape)) if one.has_rows(at) else 0
     taken = one.put(at, *(((n, step * (i + 1)),) for i, n in enumerate(out[at : at + places])))
+    return taken if taken.sizes() == tuple(out) else None
+
+
+def _picked(
+    by: Sequence[tuple[int, torch.Tensor]], one: Layout, out: Sequence[int]
+) -> Layout | None:
+    """What several indices take, or a mask: rows in an order that is known of `arange` alone."""
+    first, index = by[0]
+    mask = index.dtype in (torch.bool, torch.uint8)
+    gone = index.ndim if mask else len(by)
+    if [at for at, _ in by] != list(range(first, first + (1 if mask else gone))):
+        return None
+    new = range(first, first + len(out) - len(one.axes) + gone)
+    over = [at for at in range(first, first + gone) if one.has_rows(at)]
+    order = _order("picked", tuple(out)) if over else 0
+    axes: list[Axis] = [((out[at], order and order + at),) for at in new]
+    plain = not mask and len(over) == len(new) == len(one.axes[over[0]]) == 1
+    if plain and dict(by)[over[0]].flatten().tolist() == list(range(out[first])):
+        axes = [((out[first], one.axes[over[0]][0][1]),)]
+    whole = (*one.axes[:first], *axes, *one.axes[first + gone :])
+    taken = Layout(one.first, tuple(map(_short, whole)))
     return taken if taken.sizes() == tuple(out) else None
 
 

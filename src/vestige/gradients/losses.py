@@ -125,6 +125,7 @@ class LossGraph:
             seen.add((node, way))
             if not is_leaf(node):
                 todo += self._visit(node, way, self._is_inside(node))
+        self._meeting(self._layouts.unclear)
 
     def concerns(self, root: Tensor) -> bool:
         """Whether the model has a part in this loss."""
@@ -178,13 +179,12 @@ class LossGraph:
             way = self._scaled(node, name, way)
         elif name not in KEEPS or (way.place is Place.SCALAR and name in ("Where", "MaskedFill")):
             way = self._nonlinear(node, name, way)
-        if way.place is Place.ROWS and not inside:
-            self._check_meeting(node, name)
-            if name not in SIDE_BY_SIDE and len(self._rows_of(node, SIDE_BY_SIDE) - {-1}) > 1:
-                self._meeting(f"{name} puts single rows together")
         if way.place is not Place.SCALAR and not inside and name in SPREADS:
             self._check_spread(node)
         if way.place is Place.ROWS and not inside and self.rows > 1:
+            self._check_meeting(node, name)
+            if name not in SIDE_BY_SIDE and len(self._rows_of(node, SIDE_BY_SIDE) - {-1}) > 1:
+                self._meeting(f"{name} puts single rows together")
             self._meeting(self._layouts.meeting(node))
         for child in children(node):
             yield child, way
@@ -305,8 +305,6 @@ class LossGraph:
 
     def _check_meeting(self, node: Any, name: str) -> None:
         """Rows must not meet where something nonlinear follows."""
-        if self.rows == 1:
-            return
         if name in PRODUCTS:
             both = [node.next_functions[i][0] for i in PRODUCTS[name]]
             if all(both) and len(shape_of(node)) <= 2:

@@ -87,7 +87,29 @@ def foreach(out):
     return out
 
 
+def later_by_out(out):
+    made = out * 1
+    with torch.no_grad():
+        torch.mul(out.flip(0), 3, out=made)
+    return made
+
+
+def later_by_foreach(out):
+    made = out * 1
+    foreach(made)
+    return made
+
+
+def later_by_init(out):
+    made = out * 1
+    torch.nn.init.constant_(made, float(out.detach().sum()))
+    return made
+
+
 HIDDEN = {
+    "of what was made of it, by out=": later_by_out,
+    "of what was made of it, by foreach": later_by_foreach,
+    "of what was made of it, by init": later_by_init,
     "under no_grad": unseen,
     "through views": through_a_view,
     "by out=": by_out,
