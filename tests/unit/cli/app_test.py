@@ -33,7 +33,8 @@ def test_version_and_help() -> None:
             "clip clipping history-dtype history-device averaging lr seed noise-seed device "
             "data-dir train-size test-size train-loss tensorboard max-epsilon checkpoint-every "
             "ledger out json data target schema task dataset-size tuning evaluate-epsilon "
-            "compile momentum recipe units rows-per-unit views mix-views precision",
+            "compile momentum recipe units rows-per-unit views mix-views precision "
+            "features feature-cache ridge",
         ),
         (
             "budget",
