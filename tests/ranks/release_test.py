@@ -19,8 +19,8 @@ from vestige.methods import METHODS
 
 ALL = "methods,tiny_lots"
 REFUSED = (
-    "other_order,other_settings,other_noise,forgotten,same_shards,split_users,late_group,"
-    "exhausted,apart"
+    "other_order,other_settings,other_parameters,refused_on_one,other_noise,forgotten,"
+    "same_shards,split_users,late_group,exhausted,apart"
 )
 WORLDS = {
     1: ALL,
@@ -166,6 +166,21 @@ def test_ranks_with_other_settings_are_refused(two):
     for rank in (rank["other_settings"] for rank in two):
         assert re.match("ranks [01] and [01] were given different settings", rank["error"])
         assert re.search(r"noise_multiplier: 0.7?5 and 0.7?5", rank["error"])
+
+
+def test_ranks_that_train_other_parameters_are_refused(two):
+    """Sums of different lengths would be added up to nonsense, or end the process."""
+    for rank in (rank["other_parameters"] for rank in two):
+        assert "parameter 0.bias: (8,) torch.float64, trained and (8,)" in rank["error"] or (
+            "parameter 0.bias: (8,) torch.float64, frozen and (8,)" in rank["error"]
+        )
+        assert len(rank["error"]) < 400
+
+
+def test_what_one_rank_is_refused_all_are_told(two):
+    first, second = (rank["refused_on_one"]["errors"] for rank in two)
+    assert first[0] == f"rank 1 was refused: {second[0]}" and "(BatchNorm1d)" in second[0]
+    assert second[1] == f"rank 0 was refused: {first[1]}" and "steps" in first[1]
 
 
 def test_a_budget_ends_on_every_rank_at_once(two):
