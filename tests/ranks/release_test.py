@@ -194,6 +194,7 @@ def test_two_ranks_resume_as_one_and_as_four(tmp_path):
     reached = []
     for world in (2, 0, 4):
         ranks = together("saved", world, tmp_path)
+        assert all(rank["charged"] == rank["released"] for rank in ranks)
         assert all(torch.equal(rank["weights"], ranks[0]["weights"]) for rank in ranks)
         reached.append(ranks[0])
     assert [one["released"] for one in reached] == [3, 6, 9]

@@ -295,13 +295,15 @@ def _data():
 
 def saved(folder):
     """Three steps, or three more from the checkpoint that is there."""
-    path = Path(folder) / "checkpoint"
-    engine, *rest = private("fo", steps=9)
+    path, ledger = Path(folder) / "checkpoint", Path(folder) / "ledger.jsonl"
+    engine, *rest = private("fo", steps=9, engine_options={"ledger": ledger})
     if path.exists():
         engine.load_checkpoint(path)
     run(engine, *rest, 3)
     engine.save_checkpoint(path)
-    return {"weights": flat(rest[0].parameters()), "released": engine.released}
+    weights, charged = flat(rest[0].parameters()), engine.ledger.steps
+    engine.close()
+    return {"weights": weights, "released": engine.released, "charged": charged}
 
 
 def killed(folder):
