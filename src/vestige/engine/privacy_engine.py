@@ -150,12 +150,12 @@ class PrivacyEngine(Shown):
 
     def _run_of(self, request: Request) -> tuple[Run, Things]:
         """The run on its ledger, not yet attached to the model."""
-        options, data = request.options, request.data_loader.dataset
+        options = request.options
         ranks = self._ranks(options)
 
         def checked() -> tuple[PrivacyPlan, Method, Ingredients, Things]:
             plan, method, made = prepare(request)
-            things = Things.of(request.module, request.optimizer, data)
+            things = Things.of(request.module, request.optimizer, request.data_loader.dataset)
             self._books.join(things, request.module, request.optimizer)
             if options.sharded:
                 check_sharded(method, request.dataset_size)
@@ -163,6 +163,7 @@ class PrivacyEngine(Shown):
             return plan, method, made, things
 
         plan, method, made, things = ranks.each(checked)
+        data = request.data_loader.dataset
         ranks.check_same(_common(request, plan, {} if options.sharded else made.records))
         compared = ranks.check_records(data, options.sharded)
         if made.units is not None:
