@@ -18,8 +18,8 @@ from vestige.methods import METHODS
 
 ALL = "methods,tiny_lots"
 REFUSED = (
-    "other_order,other_settings,other_noise,forgotten,same_shards,split_users,late_group,"
-    "exhausted,apart"
+    "other_order,other_settings,other_parameters,refused_on_one,other_noise,forgotten,"
+    "same_shards,split_users,late_group,exhausted,apart"
 )
 WORLDS = {
     1: ALL,
@@ -167,6 +167,21 @@ def test_ranks_with_other_settings_are_refused(two):
         assert re.search(r"noise_multiplier: 0.7?5 and 0.7?5", rank["error"])
 
 
+def test_ranks_that_train_other_parameters_are_refused(two):
+    """Sums of different lengths would be added up to nonsense, or end the process."""
+    for rank in (rank["other_parameters"] for rank in two):
+        assert "parameter 0.bias: (8,) torch.float64, trained and (8,)" in rank["error"] or (
+            "parameter 0.bias: (8,) torch.float64, frozen and (8,)" in rank["error"]
+        )
+        assert len(rank["error"]) < 400
+
+
+def test_what_one_rank_is_refused_all_are_told(two):
+    first, second = (rank["refused_on_one"]["errors"] for rank in two)
+    assert first[0] == f"rank 1 was refused: {second[0]}" and "(BatchNorm1d)" in second[0]
+    assert second[1] == f"rank 0 was refused: {first[1]}" and "steps" in first[1]
+
+
 def test_a_budget_ends_on_every_rank_at_once(two):
     first, second = (rank["exhausted"] for rank in two)
     assert first["file"] and not second["file"]
@@ -178,6 +193,7 @@ def test_two_ranks_resume_as_one_and_as_four(tmp_path):
     reached = []
     for world in (2, 0, 4):
         ranks = together("saved", world, tmp_path)
+        assert all(rank["charged"] == rank["released"] for rank in ranks)
         assert all(torch.equal(rank["weights"], ranks[0]["weights"]) for rank in ranks)
         reached.append(ranks[0])
     assert [one["released"] for one in reached] == [3, 6, 9]

@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,17 +22,18 @@ from tests.support.program import run_json
 TRAIN = ["train", "--dataset", "digits", "--epochs", "2", "--noise-seed", "5", "--method", "fo"]
 
 
-def command(world, *words):
+def command(world, *words, restarts=0):
     start = [sys.executable]
     if world:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+        start += ["--max-restarts", str(restarts)]
     return [*start, "-m", "vestige", *words]
 
 
-def vestige(folder, world, *words):
+def vestige(folder, world, *words, restarts=0):
     known = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command(world, *words),
+        command(world, *words, restarts=restarts),
         env=known,
         cwd=folder,
         stdout=subprocess.PIPE,
@@ -76,3 +79,19 @@ def test_a_run_of_two_ranks_is_interrupted_and_goes_on_alone(tmp_path, alone):
     weights = torch.load(tmp_path / "run" / "model.pt")
     for name, value in alone.items():
         assert torch.allclose(weights[name], value, rtol=1e-4, atol=1e-6), name
+
+
+def children(process):
+    every = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(one) for path in every for one in path.read_text().split()]
+
+
+def test_a_killed_rank_is_started_again_and_the_run_goes_on(tmp_path):
+    process = vestige(tmp_path, 2, *TRAIN, "--out", "run", "--checkpoint-every", "1", restarts=1)
+    until = time.time() + 60
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and time.time() < until:
+        time.sleep(0.05)
+    os.kill(max(children(process.pid)), signal.SIGKILL)
+    done(process)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["steps"] == 46 and not result["interrupted"]

@@ -135,17 +135,15 @@ def other_order(folder):
     order = torch.arange(N).roll(dist.get_rank())
     data = TensorDataset(*(tensor[order] for tensor in _data().tensors))
     model = net()
-    try:
-        PrivacyEngine("rdp").make_private(
+    return _refused(
+        lambda: PrivacyEngine("rdp").make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
             data_loader=DataLoader(data, batch_size=6),
             noise_multiplier=1.0,
             max_grad_norm=1.0,
         )
-    except VestigeError as error:
-        return {"error": str(error)}
-    return {"error": ""}
+    )
 
 
 class Drawing(nn.Module):
@@ -194,11 +192,7 @@ def forgotten(folder):
 
 def same_shards(folder):
     """Every rank has all records, and says that they are its own."""
-    try:
-        private("dp-sgd", sharded=True, dataset_size=N)
-    except VestigeError as error:
-        return {"error": str(error)}
-    return {"error": ""}
+    return _refused(lambda: private("dp-sgd", sharded=True, dataset_size=N))
 
 
 def split_users(folder):
@@ -238,8 +232,33 @@ def late_group(folder):
 
 def other_settings(folder):
     """Rank 1 asks for less noise."""
+    return _refused(lambda: private("dp-sgd", noise_multiplier=0.75 - 0.25 * dist.get_rank()))
+
+
+def other_parameters(folder):
+    """Rank 1 has frozen a layer, so that its sums are shorter."""
+    model = net()
+    model[0].requires_grad_(dist.get_rank() == 0)
+    return _refused(lambda: private("dp-sgd", _of_trained, model))
+
+
+def refused_on_one(folder):
+    """Rank 1 has a model that is refused; rank 0 a number of steps."""
+    layers = [nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)]
+    model = nn.Sequential(*layers).double() if dist.get_rank() else net()
+    said = [_refused(lambda: private("dp-sgd", model=model))["error"]]
+    steps = 6 if dist.get_rank() else -1
+    return {"errors": [*said, _refused(lambda: private("dp-sgd", steps=steps))["error"]]}
+
+
+def _of_trained(parameters):
+    return torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.1)
+
+
+def _refused(act):
+    """What `act` is refused with."""
     try:
-        private("dp-sgd", noise_multiplier=0.75 - 0.25 * dist.get_rank())
+        act()
     except VestigeError as error:
         return {"error": str(error)}
     return {"error": ""}
@@ -273,13 +292,15 @@ def _data():
 
 def saved(folder):
     """Three steps, or three more from the checkpoint that is there."""
-    path = folder / "checkpoint"
-    engine, *rest = private("fo", steps=9)
+    path, ledger = folder / "checkpoint", folder / "ledger.jsonl"
+    engine, *rest = private("fo", steps=9, engine_options={"ledger": ledger})
     if path.exists():
         engine.load_checkpoint(path)
     run(engine, *rest, 3)
     engine.save_checkpoint(path)
-    return {"weights": flat(rest[0].parameters()), "released": engine.released}
+    weights, charged = flat(rest[0].parameters()), engine.ledger.steps
+    engine.close()
+    return {"weights": weights, "released": engine.released, "charged": charged}
 
 
 def killed(folder):

@@ -17,6 +17,7 @@ from vestige.privacy.options import File, Options
 
 # How a page of that ending is written, by `vestige.statement`.
 _PAGES = {".html": "html", ".pdf": "pdf"}
+_TEXT = (".md", ".markdown", ".txt", "")
 
 
 class Form(Options):
@@ -68,16 +69,26 @@ def statement(
         _signature(run, form.sign, form.verify)
         return
     suffix = "" if out is None else out.suffix
-    if suffix in _PAGES and (as_json or form.registry or form.nist):
-        raise ConfigError(
-            f"{suffix} is for the page of a statement: give --out another ending, or leave --json, "
-            "--registry and --nist out."
-        )
+    _check_ending(suffix, page=not (as_json or form.registry or form.nist))
     content = _content(_found(run, ledger), as_json, form, suffix)
     if out is None:
         typer.echo(content, nl=False)
     else:
         write_whole(out, content)
+
+
+def _check_ending(suffix: str, page: bool) -> None:
+    """Refuse a file whose name says something else than it would hold."""
+    if suffix in _PAGES and not page:
+        raise ConfigError(
+            f"{suffix} is for the page of a statement: give --out another ending, or leave --json, "
+            "--registry and --nist out."
+        )
+    if page and suffix not in (*_PAGES, *_TEXT):
+        raise ConfigError(
+            f"--out with the ending {suffix}: a statement is written as .html, .pdf or .md. Give "
+            "one of these endings."
+        )
 
 
 def _found(run: Path, ledger: Path | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from vestige.checks import Shown, round_up
 from vestige.engine import checkpoint, validation
 from vestige.engine import state as saving
 from vestige.engine.books import Books, follow
-from vestige.engine.build import build
+from vestige.engine.build import Ingredients, build
 from vestige.engine.caveats import caveats
 from vestige.engine.ending import ending
 from vestige.engine.fitting import fitted
@@ -33,7 +33,7 @@ from vestige.engine.options import Keywords, Options
 from vestige.engine.prepare import Ahead, Request, check_sharded, prepare
 from vestige.engine.run import Run
 from vestige.engine.shard_checks import check_trained_shards
-from vestige.errors import ConfigError, PrivacyError, VestigeError
+from vestige.errors import ConfigError, PrivacyError
 from vestige.gradients.clipping import Clipping
 from vestige.methods import Method, resolve
 from vestige.parallel.ranks import Ranks
@@ -153,14 +153,20 @@ class PrivacyEngine(Shown):
 
     def _run_of(self, request: Request) -> tuple[Run, Things]:
         """The run on its ledger, not yet attached to the model."""
-        plan, method, made = prepare(request)
-        options, data = request.options, request.data_loader.dataset
-        things = Things.of(request.module, request.optimizer, data)
-        self._books.join(things, request.module, request.optimizer)
+        options = request.options
         ranks = self._ranks(options)
-        if options.sharded:
-            check_sharded(method, request.dataset_size)
-        check_trained_shards(made, method, plan, ranks)
+
+        def checked() -> tuple[PrivacyPlan, Method, Ingredients, Things]:
+            plan, method, made = prepare(request)
+            things = Things.of(request.module, request.optimizer, request.data_loader.dataset)
+            self._books.join(things, request.module, request.optimizer)
+            if options.sharded:
+                check_sharded(method, request.dataset_size)
+            check_trained_shards(made, method, plan, ranks)
+            return plan, method, made, things
+
+        plan, method, made, things = ranks.each(checked)
+        data = request.data_loader.dataset
         ranks.check_same(_common(request, plan, {} if options.sharded else made.records))
         compared = ranks.check_records(data, options.sharded)
         if made.units is not None:
@@ -515,11 +521,7 @@ class PrivacyEngine(Shown):
         key of its own (in test mode, the noise_seed's: lots and noise continue where they were).
         """
         run = self._attached()
-        try:
-            saving.load_state(run, state)
-        except VestigeError as error:
-            run.ranks.all_well(error)
-        run.ranks.all_well()
+        run.ranks.each(lambda: saving.load_state(run, state))
         follow(run)
 
     def save_checkpoint(self, path: str | Path, **others: Any) -> None:
@@ -544,12 +546,8 @@ class PrivacyEngine(Shown):
 
         Guarantee: that of `load_state_dict`.
         """
-        run, loaded = self._attached(), dict[str, Any]()
-        try:
-            loaded = saving.load(Path(path), run, self._facts, others)
-        except VestigeError as error:
-            run.ranks.all_well(error)
-        run.ranks.all_well()
+        run = self._attached()
+        loaded = run.ranks.each(lambda: saving.load(Path(path), run, self._facts, others))
         follow(run)
         return loaded
 
@@ -562,15 +560,21 @@ class PrivacyEngine(Shown):
 def _common(request: Request, plan: PrivacyPlan, records: Any) -> dict[str, Any]:
     """What every rank must be given alike."""
     options = request.options
-    shapes = [(name, tuple(p.shape), p.dtype) for name, p in request.module.named_parameters()]
+    shapes = {}
+    for name, p in request.module.named_parameters():
+        told = "trained" if p.requires_grad else "frozen"
+        shapes[f"parameter {name}"] = f"{tuple(p.shape)} {p.dtype}, {told}"
     device = next(request.module.parameters()).device
     kind = cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return plan.as_dict() | {
-        "records": records,
-        "parameters": shapes,
-        "device": kind,
-        "max_epsilon": options.max_epsilon,
-        "delta": options.delta,
-        "sharded": options.sharded,
-        "secure_mode": options.secure_mode or options.secure_noise,
-    }
+    return (
+        plan.as_dict()
+        | shapes
+        | {
+            "records": records,
+            "device": kind,
+            "max_epsilon": options.max_epsilon,
+            "delta": options.delta,
+            "sharded": options.sharded,
+            "secure_mode": options.secure_mode or options.secure_noise,
+        }
+    )

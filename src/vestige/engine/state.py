@@ -203,6 +203,8 @@ def _take_charges(run: Run, state: Mapping[str, Any], own: Ledger) -> Ledger:
     state beside them.
     """
     ledger = run.door.ledger
+    if run.kept_elsewhere and not run.ranks.leads:
+        return own  # it is a copy of what rank 0 has in its file, which knows of everything
     if ledger.file or not ledger.steps or ledger.engines > 1:
         ledger.load_state_dict(state["ledger"])
         return own

@@ -17,7 +17,6 @@ key.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import os
@@ -29,14 +28,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset
 
 from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.gradients.shards import is_sharded
+from vestige.parallel.records import order_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,6 +151,16 @@ class Ranks:
             if other is not None:
                 raise problem or PrivacyError(f"rank {rank} was refused: {other}")
 
+    def each(self, act: Callable[[], _T]) -> _T:
+        """What `act`, which sends no messages, makes here; what stops one rank is told to all."""
+        try:
+            made = act()
+        except Exception as error:
+            self.all_well(error)
+            raise
+        self.all_well()
+        return made
+
     def check_same(self, facts: dict[str, Any]) -> None:
         """Refuse ranks whose settings differ, naming what."""
         if self.group is None:
@@ -177,7 +185,7 @@ class Ranks:
         """
         if self.group is None:
             return True
-        every = self._each_has(_order_of(dataset))
+        every = self._each_has(order_of(dataset))
         shown = [digest for digest in every if digest is not None]
         if sharded and len(set(shown)) < len(shown):
             raise ConfigError(
@@ -353,28 +361,6 @@ def _on_cpu(group: ProcessGroup) -> ProcessGroup:
     ranks = dist.get_process_group_ranks(group)
     made: ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
     return made
-
-
-def _order_of(dataset: Any) -> str | None:
-    """A digest of which records a data set has, in order; None where it does not show them."""
-    if isinstance(dataset, Subset):
-        inner = _order_of(dataset.dataset)
-        seen: list[Any] = [inner.encode()] if inner else []
-        seen += [np.asarray(dataset.indices).tobytes()] if inner else []
-    elif isinstance(dataset, TensorDataset):
-        seen = [_as_bytes(t.detach().contiguous()).cpu().numpy().data for t in dataset.tensors]
-    else:  # torchvision's folders
-        files = getattr(dataset, "samples", None)
-        plain = isinstance(files, list) and all(
-            isinstance(one, tuple) and all(isinstance(x, str | int) for x in one) for one in files
-        )
-        seen = [repr(files).encode()] if plain else []
-    if not seen:
-        return None
-    digest = hashlib.sha256()
-    for part in seen:
-        digest.update(hashlib.sha256(part).digest())
-    return digest.hexdigest()
 
 
 def _as_bytes(whole: Tensor) -> Tensor:

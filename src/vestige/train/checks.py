@@ -37,7 +37,7 @@ def check_lot(lot: int, records: int) -> None:
 def check_out(folder: Path, fresh: bool) -> None:
     """Refuse a run folder that is in use or cannot be made; nothing is created."""
     try:
-        if fresh and folder.is_dir() and any(folder.iterdir()):
+        if fresh and folder.is_dir() and any(folder.iterdir()) and not is_taken_up(folder):
             raise ConfigError(
                 f"out {str(folder)!r} is in use: it is a folder with files in it; give a new or "
                 "empty one."
@@ -68,6 +68,22 @@ def check_rows_of_unit(config: Any) -> None:
         raise ConfigError(
             f"units {config.units} and rows_per_unit {config.rows_per_unit}: give both, the column "
             "of ids and the most rows of a user in a lot, or neither."
+        )
+
+
+def is_taken_up(out: Path | None) -> bool:
+    """Whether torchrun has started the processes again, and `out` has a run to go on with."""
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+    return again and out is not None and (out / "checkpoint.pt").is_file()
+
+
+def check_restarts(out: Path | None) -> None:
+    """Refuse restarts without a folder of a known name: each would begin a run of its own."""
+    most = os.environ.get("TORCHELASTIC_MAX_RESTARTS") or "0"
+    if out is None and int(most) > 0:
+        raise ConfigError(
+            f"torchrun --max-restarts {most} and no out: a start after a fault would not find the "
+            "run, and begin another one on the same records. Name a folder with --out."
         )
 
 

@@ -31,6 +31,8 @@ def joined(device: str) -> Iterator[str]:
         return
     import torch
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
 
     cuda = torch.cuda.is_available() and device != "cpu"
     if cuda:
@@ -38,7 +40,11 @@ def joined(device: str) -> Iterator[str]:
         torch.cuda.set_device(device)
     mine = not dist.is_initialized()
     if mine:
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=_PATIENCE)
+        store, rank, world = next(iter(rendezvous("env://", timeout=_PATIENCE)))
+        # After a restart the store still has the addresses of the processes that have ended.
+        own = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        backend = "nccl" if cuda else "gloo"
+        dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=_PATIENCE)
     try:
         yield device
     finally:

@@ -21,7 +21,7 @@ from vestige.errors import ConfigError
 from vestige.privacy import accounting, ledger_file
 from vestige.privacy.ledger import Event
 from vestige.train import ranks
-from vestige.train.checks import LEAST_SQUARES, check_lot
+from vestige.train.checks import LEAST_SQUARES, check_lot, check_restarts, is_taken_up
 from vestige.train.config import DEFAULT_NOISE, TrainConfig
 from vestige.train.loop import HELD_OUT, Prepared, Progress, Session, versions
 from vestige.train.run_folder import CHECKPOINT, ExistingFolder, RunWriter, run_ledger
@@ -47,13 +47,41 @@ def train(
     On the main thread the first Ctrl-C ends the run after the lot at hand, with everything written
     and "interrupted": true; a second one is a KeyboardInterrupt. Either can be resumed.
 
+    Processes that torchrun has started again after a fault (--max-restarts) go on with the run.
+
     Guarantee: the result's epsilon is the engine's, for the releases that were really made; with a
     target `epsilon` it never exceeds the target, with a `max_epsilon` never that.
     """
+    check_restarts(config.out)
+    if is_taken_up(config.out):
+        return _go_on(config, optimizer, progress)
     tell = progress or (lambda _: None)
     with ranks.joined(config.device) as device, ranks.written(config) as own:
         session = prepare(own.changed(device=device), optimizer=optimizer, progress=progress)
         return RunWriter(session).run(tell)
+
+
+def _go_on(
+    config: TrainConfig, optimizer: Optimizers | None, progress: Tell | None
+) -> dict[str, Any]:
+    """Take up the run that processes before these, with the same settings, have left."""
+    from vestige.engine import checkpoint
+
+    folder = Path(config.out or "")
+    saved, ours = checkpoint.read(folder / CHECKPOINT)[0]["others"].get("config"), config.saved()
+    if not isinstance(saved, dict) or {**saved, "device": config.device} != ours:
+        raise ConfigError(
+            f"out {str(folder)!r} is in use by a run with other settings: give a new or empty one."
+        )
+    own = config.chosen_model if ":" in config.chosen_model else None
+    return resume(
+        folder,
+        optimizer=optimizer,
+        progress=progress,
+        noise_seed=config.noise_seed,
+        ledger=config.ledger,
+        model=own,
+    )
 
 
 def resume(

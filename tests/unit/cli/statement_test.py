@@ -43,6 +43,13 @@ def test_the_command_prints_the_page_or_the_json(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "copy.json").read_text()) == found
 
 
+def test_a_file_is_what_its_ending_says(tmp_path: Path) -> None:
+    run = folder_with(tmp_path / "run", json.dumps(whole()).encode())
+    refused = one_line(call(str(run), "--out", str(tmp_path / "signed.doc")))
+    assert "--out with the ending .doc: a statement is written as .html, .pdf or .md" in refused
+    assert not (tmp_path / "signed.doc").exists()
+
+
 def one_line(result: Result) -> str:
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
