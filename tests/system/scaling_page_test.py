@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from benchmarks import scaling
 
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
