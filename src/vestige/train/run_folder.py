@@ -126,6 +126,9 @@ class ExistingFolder(RunFolder):
     def __enter__(self) -> ExistingFolder:
         return self
 
+    def __exit__(self, *_: object) -> None:
+        """Nothing is taken back: what is there was there before."""
+
 
 def run_ledger(folder: Path, saved: Path | str | None, named: Path | str | None) -> Path:
     """The ledger of the run in `folder`, whose checkpoint has `saved` its path.

@@ -11,6 +11,7 @@ from typing import Any
 
 from vestige import methods
 from vestige.errors import ConfigError
+from vestige.train.checks import LEAST_SQUARES
 from vestige.train.config import TrainConfig
 
 FIELDS = "lr clip lot epochs steps momentum model method clipping noise_multiplier views".split()
@@ -22,6 +23,7 @@ _LEFT_OUT = {
     "group_noise_multiplier": "a search has one noise multiplier",
     "checkpoint_every": "a search leaves nothing to resume from",
     "compile": "the caches of a compiler tell what was compiled",
+    "features": "trials learn on the inputs",
 }
 
 
@@ -85,6 +87,11 @@ def candidates(base: TrainConfig, rows: Iterable[Mapping[str, Any]]) -> tuple[Ca
             f"to {_MOST} different ones, such as --try lr=0.1,0.5,1."
         )
     for one in made:
+        if one.config.chosen_model == LEAST_SQUARES:
+            raise ConfigError(
+                f"model {LEAST_SQUARES!r} is one release and has nothing to search: use vestige "
+                "train."
+            )
         if not methods.resolve(one.config.method, one.config.settings).private:
             raise ConfigError(
                 f"method {one.config.method!r} has no guarantee, and no search over it has: leave "

@@ -1,7 +1,7 @@
 """What a search costs, solved before anything is drawn, and its charge on the ledgers.
 
-Guarantee: `charge` returns when the cost of the whole search is on the disk. Nothing is ever given
-back: a search that is stopped stays charged.
+Guarantee: inside `charged` the cost of the whole search is on the disk. Nothing is ever given back:
+a search that is stopped stays charged.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,12 @@ def bill(
     return made, noise
 
 
-def charge(bills: Sequence[Bill]) -> None:
-    """Put the whole search on every ledger, before its first trial; on the disk at return."""
+@contextlib.contextmanager
+def charged(bills: Sequence[Bill]) -> Iterator[None]:
+    """The whole search is on every ledger, on the disk, before anything inside runs.
+
+    The ledgers stay in use while it does: what the winner claims is then what they hold.
+    """
     with contextlib.ExitStack() as opened:
         files = []
         for one in bills:
@@ -157,3 +161,4 @@ def charge(bills: Sequence[Bill]) -> None:
                 "test_mode": one.facts.test_mode,
             }
             file.account(secrets.token_hex(8), about, block=1).cover(one.event)
+        yield

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vestige import methods
+from vestige.errors import ConfigError
 from vestige.plan import USER, common_adjacency, of_users
 from vestige.privacy.accounting import Charge, events_of
 from vestige.privacy.ledger import Facts
@@ -23,6 +24,8 @@ from vestige.train.tune.cost import ACCOUNTANT, Bill, bill, charge_of, releases,
 from vestige.train.tune.trial import Setup
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from vestige.train.data import Dataset
 
 
@@ -130,6 +133,7 @@ def _draft(
     method = methods.resolve(config.method, config.settings)
     name, shape = config.chosen_model, loaded.input_shape
     model = models.build(name, shape, loaded.classes, config.seed).to(device)
+    _check_untrained(model, name)
     groups = partition(model, split_clipping(config.chosen_clipping)[0]).names
     training._check_bounds(config.clip, groups)
     if name not in datasets:  # features go with a model
@@ -139,3 +143,17 @@ def _draft(
         method, config.chosen_clipping, len(groups), records, lot, lot / records, steps
     )
     return _Draft(config, datasets[name], groups, steps, dict(charges))
+
+
+def _check_untrained(model: nn.Module, name: str) -> None:
+    """Refuse weights that an engine has trained: no trial may begin where another run ended."""
+    import torch
+
+    from vestige.engine.lineage import Things
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if Things.of(model, optimizer, None).trained_by():
+        raise ConfigError(
+            f"model {name!r} hands out weights that another run of this process has trained: a "
+            "search begins every trial anew, so return a new module each time."
+        )

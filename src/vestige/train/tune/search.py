@@ -6,12 +6,14 @@ replacement, and runs to its end; ties are broken at random.
 
 Guarantee: what is written (the winner's model, settings and score) is (epsilon, delta)-DP with the
 epsilon of the whole search, which is on the ledger before the first trial. Nothing else of a trial
-reaches a disk, a stream, a log, the exit code or a file's times. How long the search takes and how
-much memory it uses follow the number of trials: whoever watches the machine is not covered.
+reaches a disk, a stream, a log, the exit code or a file's time of modification. How long the search
+takes and how much memory it uses follow the number of trials, and so do the times at which a file
+system says that files were made: whoever watches the machine or its disk is not covered.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +34,7 @@ from vestige.train.loop import Progress
 from vestige.train.run_folder import LEDGER, ExistingFolder, RunFolder
 from vestige.train.tune import trial
 from vestige.train.tune.candidates import Candidate, candidates
-from vestige.train.tune.cost import charge
+from vestige.train.tune.cost import charged
 from vestige.train.tune.prepared import Plan, planned
 from vestige.train.tune.trial import Setup
 from vestige.train.tune.writing import Winner, write
@@ -107,13 +109,14 @@ def tune(search: Search, tell: Tell | None = None) -> dict[str, Any]:
     with search.folder() as folder:
         ledger = search.base.ledger or folder.own(LEDGER)
         plan = planned(search.base, search.candidates, search.law, ledger, tell)
-        with Interrupt(ANSWER) as interrupt:
+        with Interrupt(ANSWER) as interrupt, contextlib.ExitStack() as ledgers:
             tell(Progress("charging the search"))
-            folder.keep = True
+            kept, folder.keep = folder.keep, True
             try:
-                charge([plan.bill, *([plan.held_out] if plan.held_out else [])])
+                bills = [plan.bill, *([plan.held_out] if plan.held_out else [])]
+                ledgers.enter_context(charged(bills))
             except ConfigError:  # before anything was charged
-                folder.keep = False
+                folder.keep = kept
                 raise
             begun = datetime.now()
             tell(Progress("searching; how many trials there are is secret"))

@@ -9,6 +9,7 @@ weights, no generator, no ledger, and no notes of who has trained on the same te
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import io
 import logging
@@ -53,7 +54,9 @@ class Setup:
 
         config, data = self.config.changed(noise_seed=noise_seed), self.dataset
         shape = data.input_shape
-        model = models.build(config.chosen_model, shape, data.classes, config.seed).to(self.device)
+        built = models.build(config.chosen_model, shape, data.classes, config.seed)
+        # A factory of somebody's own may hand out the same module each time.
+        model = copy.deepcopy(built).to(self.device)
         made = methods.resolve(config.method, config.settings).make_optimizer
         if config.momentum:
             made = partial(made, momentum=config.momentum)

@@ -54,6 +54,8 @@ def test_a_list_in_a_file(tmp_path: Path) -> None:
         ([{"lr": 0.1}, {"lr": 1.0}], {"max_epsilon": 3.0}, "max_epsilon 3.0 does not go"),
         ([{"lr": 0.1}, {"lr": 1.0}], {"train_loss": True}, "train_loss True does not go"),
         ([{"lr": 0.1}, {"lr": 1.0}], {"compile": True}, "compile True does not go"),
+        ([{"lr": 0.1}, {"lr": 1.0}], {"features": "scatter"}, "features scatter does not go"),
+        ([{"lr": 0.1}, {"model": "least-squares"}], {}, "has nothing to search"),
     ],
 )
 def test_bad_lists_are_refused(rows: Any, shared: dict[str, Any], message: str) -> None:

@@ -14,10 +14,23 @@ from vestige.privacy.events import Event
 from vestige.privacy.ledger import Facts
 from vestige.privacy.ledger_file import LedgerFile
 from vestige.privacy.selection import Law
-from vestige.train.tune.cost import bill, charge, charge_of, releases, search_event, stays_within
+from vestige.train.tune.cost import (
+    Bill,
+    bill,
+    charge_of,
+    charged,
+    releases,
+    search_event,
+    stays_within,
+)
 
 LAW, DATA = Law.with_mean(5, 0), {"name": "d", "records": 100}
 SMALL, LARGE = {Charge(0.02): 300}, {Charge(0.1, 0.8): 30, Charge(1.0, 0.1): 1}
+
+
+def charge(bills: list[Bill]) -> None:
+    with charged(bills):
+        pass
 
 
 def test_the_noise_is_the_least_that_keeps_the_search_within_its_target(tmp_path: Path) -> None:

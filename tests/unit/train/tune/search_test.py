@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.support.own_tables import write_table
 from tests.support.searches import content, left_in, number_of_trials, search, shape, times_in
 from vestige.errors import ConfigError, PrivacyError
 from vestige.privacy import accounting, ledger_file
+from vestige.privacy.ledger_file import LedgerFile
 from vestige.privacy.selection import Law, Selection
 from vestige.sampling.streams import Randomness
 from vestige.train import training
@@ -175,11 +178,53 @@ def test_the_search_is_charged_once_before_its_first_trial(
 def test_a_charge_after_the_trials_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, late = searching.charge, []
-    monkeypatch.setattr(searching, "charge", late.append)
+    real, late = searching.charged, []
+
+    @contextlib.contextmanager
+    def after(bills: Any) -> Iterator[None]:
+        late.append(bills)
+        yield
+
+    monkeypatch.setattr(searching, "charged", after)
     with pytest.raises((AssertionError, ConfigError)):
         check_charged_first(tmp_path / "a", monkeypatch)
-    real(late[0])
+    with real(late[0]):
+        pass
+
+
+def test_nobody_else_is_charged_on_the_ledger_while_a_search_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the winner claims is what its ledger holds."""
+    real, refused = trial.run, []
+
+    def run(setup: Setup, *args: Any) -> Any:
+        with pytest.raises(ConfigError, match="in use") as caught:
+            searching.tune(search(out=tmp_path / "a"))
+        refused.append(caught.value)
+        return real(setup, *args)
+
+    number_of_trials(monkeypatch, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "run", run)
+        result = searching.tune(search(out=tmp_path / "a"))
+    assert len(refused) == 1
+    held = ledger_file.read(tmp_path / "a" / "ledger.jsonl").events
+    assert accounting.epsilon(held, 1e-5, "rdp") == result["epsilon"]
+
+
+def test_a_search_that_is_refused_takes_no_ledger_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "run", lambda *_: None)
+        assert searching.tune(search(out=tmp_path / "a"))["interrupted"]
+    path = tmp_path / "a" / "ledger.jsonl"
+    before, file = path.read_bytes(), LedgerFile(path)
+    with pytest.raises(ConfigError, match="in use"):
+        searching.tune(search(out=tmp_path / "a"))
+    file.close()
+    assert path.read_bytes() == before
 
 
 def check_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from tests.support.searches import search
+from vestige.engine.privacy_engine import PrivacyEngine
+from vestige.errors import ConfigError
+from vestige.train import models
 from vestige.train.tune import trial
 from vestige.train.tune.prepared import planned
 from vestige.train.tune.trial import Setup
@@ -70,3 +73,41 @@ def test_nothing_is_printed_warned_of_or_logged_meanwhile(
     assert capfd.readouterr() == ("", "") and not caplog.records
     logging.getLogger("any").warning("five")
     assert len(caplog.records) == 1
+
+
+FACTORY = """
+import functools
+import torch
+
+@functools.cache
+def make(shape, classes):  # the same module each time, as of a backbone that is loaded once
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))
+"""
+
+
+def test_a_module_that_a_factory_hands_out_again_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept_module.py").write_text(FACTORY)
+    monkeypatch.syspath_prepend(tmp_path)
+    setup = setup_of(tmp_path, model="kept_module:make")
+    first, again = (trial.run(setup, 1, lambda: False) for _ in range(2))
+    assert first and first == again and not first.failure
+    module = models.build("kept_module:make", (1, 8, 8), 10, 0)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(20, 1, 8, 8), torch.randint(10, (20,)))
+    engine = PrivacyEngine()
+    _, _, loader = engine.make_private(
+        module=module,
+        optimizer=optimizer,
+        data_loader=torch.utils.data.DataLoader(data, batch_size=10),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    for x, y in loader:
+        torch.nn.functional.cross_entropy(module(x), y).backward()
+        optimizer.step()
+    engine.detach()
+    with pytest.raises(ConfigError, match="another run of this process has trained"):
+        setup_of(tmp_path, model="kept_module:make")
+    sys.modules.pop("kept_module")
