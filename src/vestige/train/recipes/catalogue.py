@@ -22,7 +22,7 @@ class Recipe:
 RECIPES: Mapping[str, Recipe] = {
     "scatter": Recipe(
         "a linear model on scattering features of images (Tramer and Boneh, arXiv 2011.11660)",
-        {"model": "scatter", "lot": 8192, "epochs": 60, "lr": 0.2, "momentum": 0.9},
+        {"model": "scatter", "lot": 8192, "epochs": 60, "lr": 0.1, "momentum": 0.9},
     ),
     "probe": Recipe(
         "a linear model on frozen features that you name with --features",

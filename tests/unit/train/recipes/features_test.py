@@ -62,7 +62,7 @@ def test_a_run_trains_on_features_and_its_model_takes_images(tmp_path):
         seed=0,
         noise_seed=3,
     )
-    assert (config.chosen_model, config.momentum, config.chosen_lr) == ("scatter", 0.9, 0.2)
+    assert (config.chosen_model, config.momentum, config.chosen_lr) == ("scatter", 0.9, 0.1)
     result = train(config)
     assert result["accuracy"] > 0.6
     assert result["parameters"] == 81 * 4 * 10 + 10
