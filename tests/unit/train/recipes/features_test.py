@@ -125,6 +125,7 @@ ROWS = {
     "remembering": lambda shape: Of(remember),
     "neighbour": lambda shape: Of(lambda self, x: x.roll(1, 0)),
     "chance": lambda shape: Of(lambda self, x: F.dropout(x, 0.5, True)),
+    "late": lambda shape: Of(lambda self, x: x - x.mean(0) if len(x) > 99 else x),
 }
 
 def text(shape):
@@ -157,7 +158,7 @@ def on(name: str, head: str = "linear") -> OnFeatures:
 
 
 @pytest.mark.parametrize(
-    "name", ["centred", "statistics", "sticky", "remembering", "neighbour", "chance"]
+    "name", ["centred", "statistics", "sticky", "remembering", "neighbour", "chance", "late"]
 )
 @pytest.mark.usefixtures("modules")
 def test_features_that_depend_on_other_rows_are_refused(name: str) -> None:
