@@ -32,6 +32,7 @@ from vestige.privacy.ledger import Ledger
 
 if TYPE_CHECKING:
     from vestige.engine.run import Run
+    from vestige.gradients.capture import Capture
 
 Alive = Callable[[], bool]
 Marks = dict[Hashable, Alive]
@@ -46,6 +47,7 @@ class Trace:
     ledger: Ledger
     own: Ledger
     run: weakref.ref[Run]
+    capture: weakref.ref[Capture]  # which the model's hooks keep, also where the run is gone
 
     def covered_by(self, ledger: Ledger) -> bool:
         """Whether all of its charges are on that ledger too."""
@@ -59,12 +61,14 @@ class Trace:
 
     def make_room(self, module: nn.Module, optimizer: Optimizer) -> None:
         """End the engine if it is still attached to the model or the optimizer, or a part of it."""
-        run = self.run()
-        if run is None or run.detached:
+        run, capture = self.run(), self.capture()
+        if capture is None or (run and run.detached):
             return
-        old = run.capture.module
+        old = capture.module
         same = any(m is module for m in old.modules()) or any(m is old for m in module.modules())
-        if same or run.optimizer is optimizer:
+        if run is None and same:
+            capture.detach()
+        elif run and (same or run.optimizer is optimizer):
             with contextlib.suppress(VestigeError):  # its ledger may be gone
                 run.abandon_lot()  # a lot that was drawn is charged
             with contextlib.suppress(VestigeError):

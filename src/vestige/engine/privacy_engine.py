@@ -148,7 +148,8 @@ class PrivacyEngine(Shown):
             run.detach()  # no hook and no lock is left behind
             raise
         self._run, self._things = run, things
-        things.leave(Trace(self._name, self.ledger, run.door.own, weakref.ref(run)))
+        alive = weakref.ref(run), weakref.ref(run.capture)
+        things.leave(Trace(self._name, self.ledger, run.door.own, *alive))
         return module, optimizer, loader
 
     def _run_of(self, request: Request) -> tuple[Run, Things]:

@@ -15,6 +15,10 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from tests.support.garbage import gone
 from vestige import ConfigError, PrivacyEngine, PrivacyError, statement
+from vestige.engine.lineage import Trace
+from vestige.gradients import Capture
+from vestige.gradients.clipping import Clip
+from vestige.gradients.groups import partition
 from vestige.methods import DPFTRL
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event, Ledger
@@ -94,6 +98,21 @@ def test_a_notebook_cell_that_is_run_again_takes_the_place_of_the_engine_before(
     assert second[0].ledger.steps == 6 + 1 + 6  # the open lot of the first was charged
     with pytest.raises(PrivacyError, match="a new one has taken its place"):
         epochs(first)
+
+
+def test_an_engine_that_is_gone_leaves_no_hooks_to_the_next_one():
+    """Where only the model was kept: what watches it still must not do so beside another."""
+    model, other = make_model(), make_model()
+    groups = partition(model, "flat")
+    capture = Capture(model, groups, Clip.over(1.0, groups.names))
+    capture.attach()
+    dead = weakref.ref(make_data())
+    trace = Trace("session", Ledger(), Ledger(), dead, weakref.ref(capture))
+    assert trace.over
+    trace.make_room(other, torch.optim.SGD(other.parameters(), lr=0.1))
+    assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
+    trace.make_room(nn.Sequential(model), torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not model._forward_pre_hooks and not model._forward_hooks
 
 
 @pytest.mark.parametrize("again", ["same objects", "a new model", "closed", "detached"])
