@@ -37,7 +37,6 @@ class Plain:
 
 def accelerated():
     accelerate = pytest.importorskip("accelerate", reason="needs: pip install -e '.[hf]'")
-    accelerate.state.GradientState._reset_state()  # what a Trainer of another test has left
     return accelerate.Accelerator(cpu=True)
 
 

@@ -94,6 +94,8 @@ class PrivateTrainer(Trainer):
             if self.engine is not None:
                 self.engine.abandon_lot()  # one that was left open is charged
                 self.engine.close()
+            # All loops of a process share it: one that was left in a lot would never step again.
+            self.accelerator.gradient_state.sync_gradients = True
             mask_as_usual(self.model)
         loss = out.training_loss if self.privacy.train_loss else math.nan
         return TrainOutput(out.global_step, loss, self._public(out.metrics))

@@ -26,7 +26,7 @@ from tests.support.trainers import (
 from vestige import ConfigError, PrivacyEngine, PrivacyError
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install -e '.[hf]'")
-pytest.importorskip("accelerate", reason="needs the extra: pip install -e '.[hf]'")
+accelerate = pytest.importorskip("accelerate", reason="needs the extra: pip install -e '.[hf]'")
 from vestige.integrations.transformers import PrivacyArguments, PrivateTrainer  # noqa: E402
 
 PRIVACY = PrivacyArguments(
@@ -342,3 +342,4 @@ def test_an_interrupt_in_the_middle_of_a_lot_is_charged(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert (trainer.engine.released, trainer.engine.ledger.steps) == (0, 1)
+    assert accelerate.Accelerator(cpu=True).sync_gradients  # loops of others step again
