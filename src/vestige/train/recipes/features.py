@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,13 +35,20 @@ _COMPARED = 4  # rows of a file of features that are computed again
 class OnFeatures(nn.Module):
     """A head on fixed features; it takes inputs, or their features where somebody has them.
 
-    `features` has no parameters to train, and `shape` is the shape of an input's features.
+    `features` has no parameters to train, and `shape` is the shape of an input's features. `tokens`
+    is the size of their vocabulary where inputs are tokens.
     """
 
-    def __init__(self, features: nn.Module, head: nn.Module, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        features: nn.Module,
+        head: nn.Module,
+        shape: tuple[int, ...],
+        tokens: int | None = None,
+    ) -> None:
         super().__init__()
         self.features, self.head = features.eval().requires_grad_(False), head
-        self.shape = shape
+        self.shape, self.tokens = shape, tokens
 
     def train(self, mode: bool = True) -> OnFeatures:
         """Only the head has a training mode: fixed features are the same in both."""
@@ -83,15 +91,14 @@ def probe(
     their scale. `name` is for messages.
     """
     module = module.eval().requires_grad_(False)
-    try:
-        with torch.no_grad():
-            out = module(torch.zeros(2, *shape))
-    except Exception as error:  # a module of somebody's own may do anything
-        why = " ".join(str(error).split())[:160]
+    tokens = getattr(module, "token_ids", None)
+    if tokens is not None and (type(tokens) is not int or tokens < 1):
         raise ConfigError(
-            f"features {name!r} raised {type(error).__name__} for two inputs of shape {shape}: "
-            f"{why}"
-        ) from error
+            f"features {name!r} have the attribute token_ids = {tokens!r}: give the size of the "
+            "vocabulary, a whole number, or rename the attribute."
+        )
+    with _refused(name, f"two inputs of shape {shape} that are zero"):
+        out = module(torch.zeros(2, *shape))
     if not isinstance(out, Tensor) or out.dtype != torch.float32 or len(out) != 2 or out.ndim < 2:
         got = f"{tuple(out.shape)} {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
         raise ConfigError(
@@ -104,14 +111,41 @@ def probe(
     if made == shape:  # features must not be taken for inputs
         made = (1, width)
         parts.append(nn.Unflatten(1, made))
-    return OnFeatures(nn.Sequential(*parts), head(made), made)
+    return OnFeatures(nn.Sequential(*parts), head(made), made, tokens)
+
+
+@contextmanager
+def _refused(name: str, inputs: str) -> Iterator[None]:
+    """Without gradients; what a module of somebody's own raises is answered in one line."""
+    try:
+        with torch.no_grad():
+            yield
+    except Exception as error:  # the module may do anything
+        why = " ".join(str(error).split())[:160]
+        raise ConfigError(
+            f"features {name!r} raised {type(error).__name__} for {inputs}: {why}. Inputs are "
+            "float32; a module of tokens says how many there are by an attribute token_ids."
+        ) from error
+
+
+class _AsTokens(nn.Module):
+    """Tokens of any numbers, each of its own number alone."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Whole numbers from 0 to count - 1."""
+        return (1000 * x).round().remainder(self.count)
 
 
 def check_rows(model: OnFeatures, name: str, shape: tuple[int, ...]) -> None:
     """Refuse features of a row that depend on other rows, or on chance.
 
     The self-check of gradients runs on the features with a trainable layer behind them, on
-    synthetic rows, and follows the rows through the module as well.
+    synthetic rows, and follows the rows through the module as well. Rows are random numbers, or
+    random tokens of the vocabulary that the module declares: nothing is read off the records.
     """
     from vestige.gradients import Capture
     from vestige.gradients.clipping import Clip
@@ -119,15 +153,19 @@ def check_rows(model: OnFeatures, name: str, shape: tuple[int, ...]) -> None:
     from vestige.gradients.self_check import self_check
 
     width = torch.Size(model.shape).numel()
-    whole = nn.Sequential(model.features, nn.Flatten(), nn.Linear(width, 1))
+    kind = nn.Identity() if model.tokens is None else _AsTokens(model.tokens)
+    features = nn.Sequential(kind, model.features)
+    whole = nn.Sequential(features, nn.Flatten(), nn.Linear(width, 1))
     device = next((t.device for t in model.head.parameters()), None)
     groups = partition(whole.to(device), "flat")
     seeded = torch.Generator().manual_seed(0)
     many = torch.randn(_ROWS_AT_ONCE, *shape, generator=seeded).to(device)
     rows = many[:_TOGETHER]
-    with torch.no_grad():  # as many rows as records will be, and few: other kernels, same features
-        once = model.features(many)
-        again = torch.cat([model.features(part) for part in many.split(_TOGETHER)])
+    what = "numbers" if model.tokens is None else f"tokens below {model.tokens}"
+    with _refused(name, f"random {what} of shape {shape}"):
+        # As many rows as records will be, and few: other kernels, same features.
+        once = features(many)
+        again = torch.cat([features(part) for part in many.split(_TOGETHER)])
     close = 1e-3 * float(once.nan_to_num(0.0).abs().max())
     repeats = torch.allclose(once, again, rtol=0, atol=close, equal_nan=True)
     capture = Capture(whole, groups, Clip.over(1.0, groups.names))
@@ -172,8 +210,7 @@ def with_features(
         for inputs, out in zip(splits, made, strict=True):
             for start in range(0, len(inputs), _ROWS_AT_ONCE):
                 rows = slice(start, start + _ROWS_AT_ONCE)
-                with torch.no_grad():
-                    out[rows] = model.features(inputs[rows].to(device))
+                out[rows] = _of_records(model, inputs[rows].to(device))
                 done += len(inputs[rows])
                 tell(done / total)
         if cache is not None:
@@ -184,6 +221,26 @@ def with_features(
             "input, for example one that clips them."
         )
     return replace(dataset, features=(made[0], made[1]))
+
+
+def _of_records(model: OnFeatures, inputs: Tensor) -> Tensor:
+    """The features of records; refusals repeat nothing that may hold a record's values."""
+    if model.tokens is not None:  # a GPU answers a wrong one by giving up the whole process
+        whole = (inputs >= 0) & (inputs < model.tokens) & (inputs == inputs.floor())
+        if not bool(whole.all()):
+            raise ConfigError(
+                f"the features take whole numbers from 0 to {model.tokens - 1} (token_ids), and a "
+                "record has others: mend the records, or token_ids."
+            )
+    try:
+        with torch.no_grad():
+            made: Tensor = model.features(inputs)
+    except Exception as error:  # a module of somebody's own may do anything
+        raise ConfigError(
+            f"the frozen features raised {type(error).__name__} for a record, after they had taken "
+            "random inputs: give a module that takes every input."
+        ) from error
+    return made
 
 
 def _digest(dataset: Dataset) -> str:
@@ -204,8 +261,7 @@ def _cached(path: Path, dataset: Dataset, model: OnFeatures, device: str) -> lis
         for inputs, features in splits:
             if features.shape != (len(inputs), *model.shape):
                 return None
-            with torch.no_grad():
-                again = model.features(inputs[:_COMPARED].to(device))
+            again = _of_records(model, inputs[:_COMPARED].to(device))
             if not torch.allclose(again, features[:_COMPARED], rtol=1e-4, atol=1e-5):
                 return None
         return list(held["features"])

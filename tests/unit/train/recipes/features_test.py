@@ -128,6 +128,41 @@ ROWS = {
     "late": lambda shape: Of(lambda self, x: x - x.mean(0) if len(x) > 99 else x),
 }
 
+class Words(nn.Module):
+    def __init__(self, centred=False, said=9):
+        super().__init__()
+        self.inner, self.token_ids = nn.Embedding(9, 4), said
+        self.centred = centred
+    def forward(self, x):
+        made = self.inner(x.long().flatten(1)).mean(1)
+        return made - made.mean(0) if self.centred else made
+
+def timid(self, x):
+    if (x > 1000).any():
+        raise ValueError(f"{x.max()} is beyond 1000")
+    return x
+
+def words(shape):
+    return Words()
+
+def meeting_words(shape):
+    return Words(centred=True)
+
+def undeclared_words(shape):
+    return Words(said=None)
+
+def too_few_words(shape):
+    return Words(said=10)
+
+def wrong_words(shape):
+    return Words(said="9")
+
+def negative(shape):
+    return Of(lambda self, x: torch.multinomial(x + 0.1, 2).float())
+
+def records_alone(shape):
+    return Of(timid)
+
 def text(shape):
     return Of(lambda self, x: "features")
 
@@ -188,6 +223,47 @@ def test_features_as_wide_as_an_input_are_not_taken_for_one() -> None:
 def test_what_makes_no_features_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"features 'own_features:{name}' r"):
         on(name)
+
+
+@pytest.mark.usefixtures("modules")
+def test_a_module_of_tokens_is_shown_tokens_alone() -> None:
+    model = on("words")
+    check_rows(model, "words", (1, 8, 8))
+    assert (model.tokens, model.shape) == (9, (4,))
+    with pytest.raises(ConfigError, match="features 'meeting_words' of a record"):
+        check_rows(on("meeting_words"), "meeting_words", (1, 8, 8))
+    with pytest.raises(ConfigError, match="token_ids = '9': give the size"):
+        on("wrong_words")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("negative", "RuntimeError for random numbers of shape"),
+        ("undeclared_words", "IndexError for random numbers of shape"),
+        ("too_few_words", "IndexError for random tokens below 10 of shape"),
+    ],
+)
+@pytest.mark.usefixtures("modules")
+def test_a_module_that_raises_is_refused_in_one_line(name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as refusal:
+        check_rows(on(name), name, (1, 8, 8))
+    assert "token_ids" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.usefixtures("modules")
+def test_a_refusal_on_records_repeats_none_of_them() -> None:
+    dataset, model = load("digits", None, 300, 50, 0), on("records_alone")
+    check_rows(model, "records_alone", (1, 8, 8))
+    dataset.x_train[7, 0, 3, 3] = 7777.0
+    with pytest.raises(ConfigError, match="raised ValueError for a record") as refusal:
+        with_features(dataset, model, "cpu", print)
+    assert "7777" not in str(refusal.value)
+    for wrong in (-1.0, 9.0, 0.5):
+        tokens = replace(dataset, x_train=torch.full((3, 1, 8, 8), wrong))
+        with pytest.raises(ConfigError, match="whole numbers from 0 to 8"):
+            with_features(tokens, on("words"), "cpu", print)
 
 
 @pytest.mark.usefixtures("modules")
