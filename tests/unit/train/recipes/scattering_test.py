@@ -1,15 +1,27 @@
-"""Scattering: a loop of convolutions, kymatio's numbers where it is installed, rows apart."""
+"""Scattering: a loop of convolutions, kymatio's numbers, rows apart.
+
+scattering_kymatio.npz has what kymatio 0.3.0 makes of one image, on a part of the grid. Where
+kymatio is installed, it is written anew by
+
+    python -m tests.unit.train.recipes.scattering_test
+"""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import scipy.special
 import torch
 
 from vestige import ConfigError
 from vestige.train.recipes.scattering import Scattering, _gabor, _morlet
+
+KYMATIO = Path(__file__).with_name("scattering_kymatio.npz")
+KYMATIO_S = [((32, 32), 2), ((28, 28), 2), ((16, 32), 1)]  # sizes and scales
+ONE, GRID = (1, 2), (slice(None, None, 5), slice(None, None, 3))  # of images, and of their maps
 
 
 def images(*shape):
@@ -43,17 +55,16 @@ def test_two_orders_are_moduli_of_convolutions():
     assert float(error.max()) < 0.06
 
 
-@pytest.mark.parametrize(("size", "scales"), [((32, 32), 2), ((28, 28), 2), ((16, 32), 1)])
-def test_the_numbers_are_kymatio_s(size, scales, monkeypatch):
-    if not hasattr(scipy.special, "sph_harm"):  # which its three-dimensional part imports
-        monkeypatch.setattr(scipy.special, "sph_harm", None, raising=False)
-    kymatio = pytest.importorskip("kymatio.torch", reason="pip install kymatio")
-    x = images(2, 3, *size)
-    theirs = kymatio.Scattering2D(J=scales, shape=size)(x)
+@pytest.mark.parametrize(("size", "scales"), KYMATIO_S)
+def test_the_numbers_are_kymatio_s(size, scales):
+    with np.load(KYMATIO) as kept:
+        theirs = torch.from_numpy(kept[key(size, scales)]).double()
     # Its filters are divided by 2 * 3.1415: once for the average and once for every wave.
     waves = torch.tensor([0] + [1] * (8 * scales) + [2] * (32 * scales * (scales - 1)))
-    theirs = theirs * ((3.1415 / math.pi) ** (1 + waves))[:, None, None]
-    ours = Scattering(size, scales)(x).view(theirs.shape)
+    theirs = theirs * ((3.1415 / math.pi) ** (1 + waves.double()))[:, None, None]
+    ours = Scattering(size, scales)(images(2, 3, *size)).unflatten(1, (3, -1))
+    ours = ours[(*ONE, slice(None), *GRID)].double()
+    assert theirs.shape == ours.shape == (len(waves), *theirs.shape[1:])
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-6
 
 
@@ -80,3 +91,24 @@ def test_nothing_is_learned_or_saved():
 def test_sizes_that_do_not_fit_the_grid_are_refused(size, scales):
     with pytest.raises(ConfigError, match=r"multiples of 2\^"):
         Scattering(size, scales)
+
+
+def key(size, scales):
+    return f"{size[0]}x{size[1]}, {scales} scales"
+
+
+def write():
+    """What kymatio makes of one channel of an image."""
+    if not hasattr(scipy.special, "sph_harm"):  # which its three-dimensional part imports
+        scipy.special.sph_harm = None
+    from kymatio.torch import Scattering2D
+
+    kept = {}
+    for size, scales in KYMATIO_S:
+        made = Scattering2D(J=scales, shape=size)(images(2, 3, *size))
+        kept[key(size, scales)] = made[(*ONE, slice(None), *GRID)].numpy()
+    np.savez_compressed(KYMATIO, **kept)
+
+
+if __name__ == "__main__":
+    write()
