@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vestige import methods
-from vestige.errors import PrivacyError, VestigeError
+from vestige.errors import PrivacyError
 from vestige.plan import PrivacyPlan
 from vestige.privacy.events import Event
 from vestige.privacy.ledger import Ledger
@@ -96,8 +96,8 @@ def run(setup: Setup, noise_seed: int | None, stop: Callable[[], bool]) -> Outco
                 spent = session.engine.door.own.merged()
                 outcome = _outcome(setup, session, noise_seed)
         except Exception as error:  # a trial that fails is one with the lowest score, and no sign
-            told = str(error) if isinstance(error, VestigeError) else type(error).__name__
-            return Outcome(-1.0, {}, {}, [], None, told)
+            # Its text may hold what a record said, also where the error is of this library.
+            return Outcome(-1.0, {}, {}, [], None, type(error).__name__)
         finally:
             if setup.device != "cpu":
                 gc.collect()  # a model holds itself, and a GPU has memory for few

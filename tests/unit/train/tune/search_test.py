@@ -321,8 +321,9 @@ def test_what_follows_on_the_ledger_counts_the_search(
         searching.tune(search(out=tmp_path / "d", ledger=ledger, epsilon=1.0))
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, PrivacyError])
 def test_a_trial_that_fails_is_the_worst_and_a_search_of_such_ones_has_no_winner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number_of_trials(monkeypatch, 3)
     real, calls = trial._outcome, []
@@ -330,12 +331,12 @@ def test_a_trial_that_fails_is_the_worst_and_a_search_of_such_ones_has_no_winner
     def outcome(*args: Any) -> Outcome:
         calls.append(1)
         if len(calls) != 2:
-            raise RuntimeError("what a record said")
+            raise kind("what a record said")
         return real(*args)
 
     monkeypatch.setattr(trial, "_outcome", outcome)
     assert searching.tune(search(out=tmp_path / "a"))["score"]["accuracy"] > 0
-    with pytest.raises(ConfigError, match=r"no winner.*RuntimeError") as refused:
+    with pytest.raises(ConfigError, match=f"no winner.*{kind.__name__}") as refused:
         searching.tune(search(out=tmp_path / "b"))
     assert "what a record said" not in str(refused.value)
     assert set(left_in(tmp_path / "b")) == {"ledger.jsonl"}
