@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 import re
@@ -11,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.rdp import RdpAccountant
 
 import vestige
 from tests.support.small_runs import SIGMA, private, run
@@ -68,9 +71,25 @@ def test_the_tables_train_by_the_recipe_with_a_statement(name, columns, tmp_path
     assert vestige.load(out).facts["input_shape"] == [columns]
 
 
-def test_the_frozen_features_are_row_wise_and_a_probe_learns_on_them(tmp_path):
-    name = "examples.frozen_features:random_convolutions"
-    made = {"recipe": "probe", "epsilon": 8.0, "accountant": "rdp", "noise_seed": 1, "epochs": 20}
-    result = train(TrainConfig(features=name, out=tmp_path / "run", **made))
-    assert result["accuracy"] > 0.85
-    assert result["parameters"] == 32 * 25 + 129 * 10
+@pytest.mark.parametrize(
+    ("data", "lot", "parameters"),
+    [("digits", 1024, 32 * 25 + 129 * 10), ("mnist", 100, 32 * 25 + 513 * 10)],
+)
+def test_a_probe_learns_on_the_frozen_features_with_a_statement(data, lot, parameters, tmp_path):
+    if data == "mnist" and not Path(os.environ.get("VESTIGE_DATA", ""), "mnist.npz").is_file():
+        pytest.skip("VESTIGE_DATA names no folder with mnist.npz")
+    name, out = "examples.frozen_features:random_convolutions", tmp_path / "run"
+    made = {"recipe": "probe", "epsilon": 8.0, "accountant": "rdp", "noise_seed": 1, "lot": lot}
+    sizes = {"train_size": 1000, "test_size": 300} if data == "mnist" else {}
+    result = train(TrainConfig(dataset=data, features=name, out=out, epochs=10, **made, **sizes))
+    assert result["accuracy"] > 0.8, result
+    assert result["parameters"] == parameters
+    stated = json.loads((out / "statement.json").read_text())
+    assert stated == read(out)
+    records = sizes.get("train_size", 1437)
+    release = PoissonSampledDpEvent(lot / records, GaussianDpEvent(result["noise_multiplier"]))
+    spent = RdpAccountant().compose(release, result["steps"]).get_epsilon(1e-5)
+    assert stated["guarantee"]["epsilon"] == pytest.approx(spent, rel=2e-3)
+    assert 7.9 < stated["guarantee"]["epsilon"] == result["epsilon"] <= 8
+    assert stated["run"]["features"] == name
+    assert any(f"those of {name}, frozen" in caveat for caveat in stated["caveats"])
