@@ -10,6 +10,7 @@ import torch
 from tests.support.small_runs import flat, private
 from tests.support.small_runs import run as go
 from tests.support.unit_runs import CLIP, HAS, LOT, USERS, owners, records, run, summed_by_hand
+from vestige import PrivacyError
 from vestige.audit.verify.replay import Pair, compare
 from vestige.gradients.units import Fold
 from vestige.methods import METHODS
@@ -63,7 +64,7 @@ def test_releases_equal_a_loop_over_units(name, clipping, physical):
     check_sums(*run(records(), **options), by)
 
 
-@pytest.mark.parametrize("loss", ["sum", "rows"])
+@pytest.mark.parametrize("loss", ["sum", "rows", "own"])
 @pytest.mark.parametrize("name", ["views", "users"])
 def test_a_sum_and_one_loss_per_row_are_turned_into_the_mean_of_a_unit(name, loss):
     options, by = SETTINGS[name]
@@ -232,6 +233,16 @@ def clipped_by_row(patch):
     patch.setattr(Fold, "__call__", lambda self, use: use)
 
 
+def woven(patch):
+    """Every unit has rows of other units."""
+
+    def positions(self, values):
+        mixed = values.unflatten(0, (self.rows, -1)).transpose(0, 1)
+        return mixed.reshape(len(values) // self.rows, -1, values.shape[-1])
+
+    patch.setattr(Fold, "_positions", positions)
+
+
 def split(patch):
     """Half of a unit's rows come in one physical batch, half in the next."""
     original = LotSampler.__iter__
@@ -283,7 +294,7 @@ def two_records(patch):
     patch.setattr(Views, "of", of)
 
 
-@pytest.mark.parametrize("break_it", [clipped_by_row, over_all, stand_ins_count])
+@pytest.mark.parametrize("break_it", [clipped_by_row, woven, over_all, stand_ins_count])
 def test_a_broken_unit_differs_from_the_loop_over_units(break_it, monkeypatch):
     break_it(monkeypatch)
     with pytest.raises(AssertionError):
@@ -322,10 +333,12 @@ def test_the_unbroken_views_are_near_their_own_record():
             assert (x - records().tensors[0][index]).norm() < 4
 
 
-def test_the_self_check_notices_units_that_are_taken_for_rows(monkeypatch):
-    clipped_by_row(monkeypatch)
-    with pytest.raises(Exception, match=r"unit|attributed"):
-        run(records(), steps=1, **BY_USER)
+@pytest.mark.parametrize("loss", ["mean", "own"])
+@pytest.mark.parametrize("break_it", [clipped_by_row, woven])
+def test_the_self_check_notices_units_of_other_rows(break_it, loss, monkeypatch):
+    break_it(monkeypatch)
+    with pytest.raises(PrivacyError, match=r"unit|attributed"):
+        run(records(), steps=1, loss=loss, **BY_USER)
 
 
 def test_every_user_of_the_small_data_is_one_that_matters():

@@ -48,6 +48,18 @@ def model():
         ).double()
 
 
+class OwnLoss(nn.Module):
+    """Returns the mean loss where it is given labels, as models of Hugging Face do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, labels=None):
+        scores = self.inner(x)
+        return scores if labels is None else F.cross_entropy(scores, labels)
+
+
 @dataclass
 class Lot:
     """What the loop saw of one lot, and the weights that it was given to."""
@@ -57,8 +69,12 @@ class Lot:
 
 
 def run(data, method="dp-sgd", steps=16, seed=5, frozen=None, lot=LOT, loss="mean", **options):
-    """The recording, the lots as the loop saw them, and the engine."""
+    """The recording, the lots as the loop saw them, and the engine.
+
+    `loss` says what the backward pass begins with: the mean or the sum that the loop has made, its
+    losses by "rows", or the loss that the model returns ("own")."""
     net, chosen, lr = model(), small(method), options.pop("lr", 0.1)
+    net = OwnLoss(net) if loss == "own" else net
     engine = PrivacyEngine("rdp", noise_seed=seed)
     net, optimizer, loader = engine.make_private(
         module=net,
@@ -80,6 +96,10 @@ def run(data, method="dp-sgd", steps=16, seed=5, frozen=None, lot=LOT, loss="mea
 
                 def closure(x=x, y=y):
                     optimizer.zero_grad()
+                    if loss == "own":
+                        whole = net(x, labels=y)
+                        whole.backward()
+                        return whole.detach()
                     losses = F.cross_entropy(net(x), y, reduction="none")
                     if loss == "rows":
                         engine.backward(losses)

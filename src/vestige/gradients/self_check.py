@@ -13,7 +13,7 @@ At last one row is repeated as often as the batch at hand has rows (up to 32 tim
 every copy must come out as the row alone does.
 Where units have several rows, two units are made of the same rows: a cotangent of the first gives
 the second a norm of zero, and the first the norm of the sum over its rows.
-Where the model returns a loss instead of rows, the norms of its rows are compared.
+Where the model returns a loss instead of rows, the norms of its rows and of its units are compared.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def self_check(
                     raise
                 if unshown is None:
                     compare_places(trial, places)
-                    if in_units and trial.loss is None:
-                        compare_units(trial)
+                    if in_units:
+                        (compare_units if trial.loss is None else compare_units_of_loss)(trial)
                     capture.tracker.checked = True
                     return None
                 why = why or unshown
@@ -234,6 +234,25 @@ def compare_units(trial: Trial) -> None:
     _same(
         squares[0].sqrt() / trial.rows, total.norm(), "unit has not its rows' gradient", GRADIENTS
     )
+
+
+def compare_units_of_loss(trial: Trial) -> None:
+    """A unit of all synthetic rows beside one of copies of a row, under the loss of the model: each
+    has the norm of its rows' sum, as those are alone. Of the first row, and of the last: whatever
+    row of the one unit is taken for a row of the other differs from it once."""
+    capture, rows = trial.capture, trial.rows
+    alone = torch.stack([trial.alone(row)[1] for row in range(rows)])
+    scale = 2.0 * rows if capture.declared_mean else 1.0
+    for row in (0, rows - 1):
+
+        def beside(t: Tensor, row: int = row) -> Tensor:
+            return torch.cat([t, *[t.narrow(capture.axis, row, 1)] * rows], capture.axis)
+
+        leaves = trial.captured(trial.changed(beside), 2 * rows, unit_rows=rows)
+        targets = [leaves[at] for at in trial.places]
+        _, squares = trial.backward(targets, [torch.ones_like(t) for t in targets], 2)
+        expected = torch.stack([alone.sum(0).norm(), rows * alone[row].norm()])
+        _same(squares.sqrt() * scale, expected, "unit has not its rows' gradient", GRADIENTS)
 
 
 def _same(one: Tensor, other: Tensor, what: str, tolerance: float) -> None:
