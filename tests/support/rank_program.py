@@ -303,10 +303,39 @@ def saved(folder):
     return {"weights": weights, "released": engine.released, "charged": charged}
 
 
+class Raising(nn.Module):
+    """Fails in the third lot, on rank 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.passes = net(), 0
+
+    def forward(self, x):
+        self.passes += 1
+        if self.passes == 3 and dist.get_rank() == 1:
+            raise RuntimeError("the third batch was too much")
+        return self.inner(x)
+
+
+def raises(folder):
+    """The model of rank 1 raises, which ends its loop and its process."""
+    return _until_it_ends(folder, Raising(), lambda: None)
+
+
 def killed(folder):
     """Rank 1 waits for its end in the middle of a lot; rank 0 has charged it."""
+
+    def wait():
+        if dist.get_rank() == 1:
+            (folder / "waiting").touch()
+            time.sleep(600)
+
+    return _until_it_ends(folder, net(), wait)
+
+
+def _until_it_ends(folder, model, third):
+    """What the ranks that go on are told, and how long they have waited for it."""
     engine = PrivacyEngine("rdp", ledger=folder / "ledger.jsonl")
-    model = net()
     model, optimizer, loader = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
@@ -314,13 +343,13 @@ def killed(folder):
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         steps=8,
+        self_check=False,
     )
     began = 0.0
     try:
         for x, y in loader:
-            if engine.released == 2 and dist.get_rank() == 1:
-                (folder / "waiting").touch()
-                time.sleep(600)
+            if engine.released == 2:
+                third()
             began = time.time()
             optimizer.step(closure_of(model, optimizer, x, y))
     except VestigeError as error:
