@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.support.experiments import wait_for
+from tests.support.inclusion import check_poisson
 from tests.support.rank_program import VARIANTS
 from tests.support.ranks import finish, start, together
-from tests.support.small_runs import LOT, N
 from vestige.methods import METHODS
 
 ALL = "methods,tiny_lots"
@@ -95,20 +95,10 @@ def test_the_noise_has_its_variance_once(two):
 def test_every_record_is_on_one_rank_and_in_a_quarter_of_the_lots(walked, count, task):
     world = walked(count)
     lots = list(zip(*(rank[task]["lots"] for rank in world), strict=True))
-    assert len(lots) >= 150
     assert all(torch.equal(rank[task]["weights"], world[0][task]["weights"]) for rank in world)
-    counts = torch.zeros(N)
-    for shares in lots:
-        rows = [row for share in shares for row in share]
-        assert len(set(rows)) == len(rows)
-        sizes = [len(share) for share in shares]
+    check_poisson(lots)
+    for sizes in ([len(share) for share in shares] for shares in lots):
         assert task == "sharded" or max(sizes) - min(sizes) <= 1
-        counts[rows] += 1
-    rate = LOT / N
-    error = math.sqrt(rate * (1 - rate) / len(lots))
-    assert float((counts / len(lots) - rate).abs().max()) < 5 * error
-    # Chi-square of 24 counts: above 60 once in 20,000.
-    assert float(((counts / len(lots) - rate) / error).square().sum()) < 60
     if task == "sharded":  # shards draw independently of each other
         first, second = (
             torch.tensor([len(shares[rank]) for shares in lots]).double() for rank in (0, 1)

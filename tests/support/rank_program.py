@@ -97,11 +97,17 @@ def sharded(folder):
 
 def inclusion(folder, own=slice(None), **options):
     """Which records each rank is handed, over many lots."""
+    model = net()
+    return {"lots": lots_of(model, own, **options), "weights": flat(model.parameters())}
+
+
+def lots_of(model, own=slice(None), **options):
+    """The records of this rank's share of 150 lots."""
     x = torch.arange(N).double()[:, None].repeat(1, 5)
     data = TensorDataset(x[own], torch.zeros(N).long()[own])
     engine = PrivacyEngine("rdp")
     model, optimizer, loader = engine.make_private(
-        module=(model := net()),
+        module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
         data_loader=DataLoader(data, batch_size=6),
         noise_multiplier=1.0,
@@ -113,7 +119,7 @@ def inclusion(folder, own=slice(None), **options):
         for x, y in loader:
             lots.append([] if engine._run.capture.batch.empty else x[:, 0].long().tolist())
             optimizer.step(closure_of(model, optimizer, x, y))
-    return {"lots": lots, "weights": flat(model.parameters())}
+    return lots
 
 
 class Drawing(nn.Module):
