@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from tests.support.fsdp_program import CASES, IN_SHARDS
+from tests.support.inclusion import check_poisson
 from tests.support.ranks import together
 
 WALK = "frozen,full,tiny_lots,noise"
-MORE = {0: "straight", 2: "saved,apart,unfit,charges,own_records", 4: "apart,charges,own_records"}
+SAME = "apart,charges,own_records,half,messages,inclusion"
+MORE = {0: "straight", 2: f"saved,unfit,{SAME}", 4: SAME}
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +113,28 @@ def test_noise_from_the_wrong_place_would_be_seen(alone, world):
         wrong = rank["noise"]["from zero"]
         assert has_variance_one(wrong)  # by its law alone it would not be
         assert not same(alone["noise"]["full"], wrong)
+
+
+def test_every_rank_makes_its_own_part_of_the_noise_in_single_precision(world):
+    """Of parameters in bfloat16; the parts are as long as one release."""
+    parts = [rank["half"]["own"] for rank in world]
+    assert sum(map(len, parts)) == world[0]["half"]["size"]
+    for part in parts:
+        assert part.dtype == torch.float32
+        assert float((part == part.bfloat16().float()).float().mean()) < 0.1
+
+
+def test_every_gradient_is_added_up_once_with_flat_clipping(world):
+    """One reduce_scatter a parameter and physical batch: none for norms, whose sums are dropped."""
+    for rank in (rank["messages"] for rank in world):
+        assert len(rank["sent"]) > 1
+        for sent in rank["sent"]:
+            assert sent["c10d::_reduce_scatter_base_"] == rank["parameters"]
+            assert not any("all_reduce" in name and "c10d" in name for name in sent)
+
+
+def test_lots_of_a_sharded_model_are_poisson_lots(world):
+    check_poisson(list(zip(*(rank["inclusion"]["lots"] for rank in world), strict=True)))
 
 
 def test_a_lot_is_charged_once_before_its_first_sum_is_shared(world):

@@ -11,20 +11,20 @@ import pytest
 import torch
 
 from tests.support.experiments import wait_for
+from tests.support.inclusion import check_poisson
 from tests.support.rank_program import VARIANTS
 from tests.support.ranks import finish, start, together
-from tests.support.small_runs import LOT, N
 from vestige.methods import METHODS
 
 ALL = "methods,tiny_lots"
 REFUSED = (
     "other_order,other_settings,other_parameters,refused_on_one,other_noise,forgotten,"
-    "same_shards,split_users,late_group,exhausted,apart"
+    "same_shards,split_users,late_group,exhausted,apart,wrapped"
 )
 WORLDS = {
     1: ALL,
-    2: f"{ALL},own_seeds,noise,inclusion,sharded,masks,{REFUSED}",
-    4: f"{ALL},sharded",
+    2: f"{ALL},own_seeds,noise,inclusion,sharded,masks,dropout,resumed,{REFUSED}",
+    4: f"{ALL},inclusion,sharded,subgroup",
 }
 
 
@@ -89,24 +89,16 @@ def test_the_noise_has_its_variance_once(two):
     assert torch.equal(two[1]["noise"]["values"], values)
 
 
-@pytest.mark.parametrize("count, task", [(2, "inclusion"), (2, "sharded"), (4, "sharded")])
+@pytest.mark.parametrize(
+    "count, task", [(2, "inclusion"), (2, "sharded"), (4, "inclusion"), (4, "sharded")]
+)
 def test_every_record_is_on_one_rank_and_in_a_quarter_of_the_lots(walked, count, task):
     world = walked(count)
     lots = list(zip(*(rank[task]["lots"] for rank in world), strict=True))
-    assert len(lots) >= 150
     assert all(torch.equal(rank[task]["weights"], world[0][task]["weights"]) for rank in world)
-    counts = torch.zeros(N)
-    for shares in lots:
-        rows = [row for share in shares for row in share]
-        assert len(set(rows)) == len(rows)
-        sizes = [len(share) for share in shares]
+    check_poisson(lots)
+    for sizes in ([len(share) for share in shares] for shares in lots):
         assert task == "sharded" or max(sizes) - min(sizes) <= 1
-        counts[rows] += 1
-    rate = LOT / N
-    error = math.sqrt(rate * (1 - rate) / len(lots))
-    assert float((counts / len(lots) - rate).abs().max()) < 5 * error
-    # Chi-square of 24 counts: above 60 once in 20,000.
-    assert float(((counts / len(lots) - rate) / error).square().sum()) < 60
     if task == "sharded":  # shards draw independently of each other
         first, second = (
             torch.tensor([len(shares[rank]) for shares in lots]).double() for rank in (0, 1)
@@ -118,6 +110,54 @@ def test_every_record_is_on_one_rank_and_in_a_quarter_of_the_lots(walked, count,
 def test_no_two_ranks_draw_the_same_masks(two):
     drawn = [numbers for rank in two for numbers in rank["masks"]["drawn"]]
     assert len(drawn) == 6 == len(set(drawn))
+
+
+def excess(drawn):
+    """How far what was kept is from its mean and variance under one fair coin for every record and
+    input, in standard errors of 6,000 numbers."""
+    kept, records = drawn["kept"], drawn["records"].round()[:, None]
+    assert len(kept) == 150 and float((records - drawn["records"][:, None]).abs().max()) < 1e-5
+    # A binomial number's fourth moment is 3 - 2 / n, n about 12: the error is a little too large.
+    z = ((kept - records / 2) / (records / 4).sqrt())[records[:, 0] > 0]
+    return float(z.sum()) / z.numel() ** 0.5, (float(z.square().mean()) - 1) * (
+        z.numel() / 2
+    ) ** 0.5
+
+
+def test_dropout_keeps_what_independent_coins_would(two):
+    """Five standard errors; masks that ranks share would double the variance."""
+    for rank in two:
+        mean, variance = excess(rank["dropout"]["own"])
+        assert abs(mean) < 5 and abs(variance) < 5
+        assert excess(rank["dropout"]["same"])[1] > 20
+
+
+def test_a_group_of_some_ranks_trains_alone(alone, walked):
+    outside, *members = (rank["subgroup"] for rank in walked(4)[1:])
+    assert "this process is not one of process_group" in outside["error"]
+    expected = alone["fo"]
+    for rank in members:
+        assert rank["counts"] == expected["counts"]
+        for ours, theirs in zip(rank["releases"], expected["releases"], strict=True):
+            assert float((ours - theirs).abs().max()) <= 1e-12 * float(ours.abs().max())
+        assert torch.equal(rank["weights"], members[0]["weights"])
+
+
+def test_ranks_that_resume_have_a_new_key_each_time(two):
+    """Two runs from one checkpoint share neither noise nor lots; the ranks of each agree."""
+    first, second = (rank["resumed"] for rank in two)
+    assert first["released"] == second["released"] == [4, 4]
+    assert all(map(torch.equal, first["firsts"], second["firsts"]))
+    one, other = first["firsts"]
+    assert not (one == other).any()
+
+
+def test_a_model_inside_distributed_data_parallel_is_refused(two):
+    for rank in two:
+        whole, inner = rank["wrapped"]["errors"]
+        assert whole.startswith("the model is wrapped in DistributedDataParallel, which adds up")
+        assert inner.startswith("module '0' is wrapped in DistributedDataParallel")
+        assert "pass the module inside it" in whole and "pass the module inside it" in inner
 
 
 def test_ranks_with_records_in_another_order_are_refused(two):
@@ -201,15 +241,29 @@ def test_two_ranks_resume_as_one_and_as_four(tmp_path):
     assert torch.allclose(straight["weights"], reached[0]["weights"], rtol=1e-12, atol=0)
 
 
+def check_told(brought):
+    """The rank is named within seconds, and the lot that was open is charged."""
+    assert "rank 1 (process" in brought["error"], brought["error"]
+    assert "go on from the last checkpoint" in brought["error"]
+    assert brought["charged"] == 3
+    assert brought["seconds"] < 30  # the group itself would wait for 300
+
+
 def test_a_rank_that_is_killed_ends_the_others(tmp_path):
     first, second = start("killed", 2, tmp_path)
     wait_for((tmp_path / "waiting").exists)
     second.kill()
     finish([first], tmp_path)
-    brought = torch.load(tmp_path / "killed.0.pt")
-    assert "rank 1" in brought["error"].lower(), brought["error"]
-    assert "go on from the last checkpoint" in brought["error"]
-    assert brought["charged"] == 3  # the lot that was open is charged
-    assert brought["seconds"] < 200  # the group itself would wait for 300
+    check_told(torch.load(tmp_path / "killed.0.pt"))
     lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     assert lines
+
+
+def test_an_exception_on_one_rank_ends_the_others(tmp_path):
+    first, second, third = start("raises", 3, tmp_path)
+    finish([first, third], tmp_path)
+    second.join()
+    assert second.exitcode == 1
+    assert "the third batch was too much" in (tmp_path / "errors.1").read_text()
+    for rank in (0, 2):
+        check_told(torch.load(tmp_path / f"raises.{rank}.pt"))

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support import rank_program
@@ -190,6 +191,46 @@ def _noisier(ranks, collector, seen):
     """A mutant: every rank adds noise to its part of the sum."""
     collector.total.add_(torch.randn_like(collector.total), alpha=2e-9)
     _add_up(ranks, collector, seen)
+
+
+def half(folder):
+    """A release of parameters in bfloat16: what this rank has of it."""
+    net = model(True, sharded=False).bfloat16()
+    fully_shard(net)
+    data = TensorDataset(torch.randn(N, 5).bfloat16(), torch.zeros(N, dtype=torch.int64))
+    engine = PrivacyEngine("rdp")
+    net, optimizer, loader = engine.make_private(
+        module=net,
+        optimizer=_sgd(net.parameters()),
+        data_loader=DataLoader(data, batch_size=6),
+        noise_multiplier=2.0,
+        max_grad_norm=1.0,
+    )
+    run(engine, net, optimizer, loader, 1)
+    size = sum(p.numel() for p in net.parameters())
+    return {"own": engine.door.last[0], "size": size}
+
+
+def messages(folder):
+    """How often gradients were added up over ranks, and sent, in a lot of two physical batches."""
+    options = {"max_physical_batch_size": 12 // dist.get_world_size(), "self_check": False}
+    engine, net, optimizer, loader = private("dp-sgd", _sgd, model(True), **options)
+    sent = []
+    for x, y in loader:
+        with profile(activities=[ProfilerActivity.CPU]) as watch:
+            closure_of(net, optimizer, x, y)()
+        sent.append({e.key: e.count for e in watch.key_averages() if "reduce" in e.key})
+        optimizer.step()
+        if engine.released:
+            break
+    return {"sent": sent, "parameters": len(list(net.parameters()))}
+
+
+def inclusion(folder):
+    """As of whole models: which records each rank is handed, over many lots."""
+    net = nn.Sequential(nn.Linear(5, 3)).double()
+    fully_shard(net)
+    return {"lots": rank_program.lots_of(net)}
 
 
 def charges(folder):

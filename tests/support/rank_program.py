@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.support import rank_faults
+from tests.support.rank_faults import records, refused
 from tests.support.small_runs import N, closure_of, flat, net, private, run
 from vestige import PrivacyEngine
-from vestige.compat.faces import run_of
-from vestige.engine.public_schedule import NoiseSchedule
 from vestige.errors import VestigeError
 from vestige.methods import METHODS
-from vestige.parallel.ranks import Ranks
-from vestige.privacy.ledger import Ledger
+from vestige.sampling.forward_randomness import LotStream
+from vestige.sampling.loader import LotSampler
 
 VARIANTS = {
     "per layer": {"method": "dp-sgd", "clipping": "per_layer"},
@@ -97,11 +97,17 @@ def sharded(folder):
 
 def inclusion(folder, own=slice(None), **options):
     """Which records each rank is handed, over many lots."""
+    model = net()
+    return {"lots": lots_of(model, own, **options), "weights": flat(model.parameters())}
+
+
+def lots_of(model, own=slice(None), **options):
+    """The records of this rank's share of 150 lots."""
     x = torch.arange(N).double()[:, None].repeat(1, 5)
     data = TensorDataset(x[own], torch.zeros(N).long()[own])
     engine = PrivacyEngine("rdp")
     model, optimizer, loader = engine.make_private(
-        module=(model := net()),
+        module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
         data_loader=DataLoader(data, batch_size=6),
         noise_multiplier=1.0,
@@ -113,37 +119,7 @@ def inclusion(folder, own=slice(None), **options):
         for x, y in loader:
             lots.append([] if engine._run.capture.batch.empty else x[:, 0].long().tolist())
             optimizer.step(closure_of(model, optimizer, x, y))
-    return {"lots": lots, "weights": flat(model.parameters())}
-
-
-def apart(folder):
-    """Rank 1's weights change behind the back of the others."""
-    engine, model, optimizer, loader = private("dp-sgd")
-    for number, (x, y) in enumerate(loader):
-        if number == 1 and dist.get_rank() == 1:
-            with torch.no_grad():
-                next(model.parameters())[0, 0] += 1e-9
-        try:
-            optimizer.step(closure_of(model, optimizer, x, y))
-        except VestigeError as error:
-            return {"error": str(error), "released": engine.released}
-    return {"error": ""}
-
-
-def other_order(folder):
-    """Rank 1 has the records in another order."""
-    order = torch.arange(N).roll(dist.get_rank())
-    data = TensorDataset(*(tensor[order] for tensor in _data().tensors))
-    model = net()
-    return _refused(
-        lambda: PrivacyEngine("rdp").make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=DataLoader(data, batch_size=6),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-        )
-    )
+    return lots
 
 
 class Drawing(nn.Module):
@@ -166,102 +142,68 @@ def masks(folder):
     return {"drawn": [tuple(numbers) for numbers in model.drawn]}
 
 
-def other_noise(folder):
-    """Rank 1 has a schedule that makes the noise small."""
-    engine, model, optimizer, loader = private("dp-sgd")
-    if dist.get_rank() == 1:
-        NoiseSchedule(run_of(optimizer), [1e-3] * 50, "")
-    try:
-        run(engine, model, optimizer, loader, 1)
-    except VestigeError as error:
-        return {"error": str(error), "released": engine.released}
-    return {"error": ""}
+def dropout(folder):
+    """What masks have kept in 150 lots; and a mutant, whose ranks all have the masks of rank 0."""
+    own = _kept()
+
+    def of_rank_zero(lots, lot):
+        return LotStream(lots._randomness, lot, 0, lots.generators)
+
+    with mock.patch.object(LotSampler, "stream", of_rank_zero):
+        return {"own": own, "same": _kept()}
 
 
-def forgotten(folder):
-    """Rank 1 has trained before, on a ledger that rank 0 does not have."""
-    ledger = Ledger()
-    if dist.get_rank() == 1:
-        ledger.charge(0.25, 1.0)
-    try:
-        private("dp-sgd", engine_options={"ledger": ledger})
-    except VestigeError as error:
-        return {"error": str(error), "left": ledger.steps}
-    return {"error": ""}
+def _kept():
+    """How often each of 40 inputs was kept by the masks of a lot, and how many records it had.
+
+    Every input is 1 and no gradient is clipped: a weight's sum is twice how often its input was
+    kept, the bias's is the number of records.
+    """
+    data = TensorDataset(torch.ones(N, 40).double())
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 1)).double()
+    engine = PrivacyEngine("rdp")
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        data_loader=DataLoader(data, batch_size=12),
+        noise_multiplier=1e-9,
+        max_grad_norm=100.0,
+        loss_reduction="sum",
+    )
+    sums = []
+    while engine.released < 150:
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            sums.append(engine.door.last[0].clone())
+    return {"kept": torch.stack(sums)[:, :40] / 2, "records": torch.stack(sums)[:, 40]}
 
 
-def same_shards(folder):
-    """Every rank has all records, and says that they are its own."""
-    return _refused(lambda: private("dp-sgd", sharded=True, dataset_size=N))
+def subgroup(folder):
+    """The last two ranks train; the first is refused with their group."""
+    members = [dist.get_world_size() - 2, dist.get_world_size() - 1]
+    group = dist.new_group(members)
+    if dist.get_rank() in members:
+        return releases("fo", process_group=group) | {"error": ""}
+    return refused(lambda: private("fo", process_group=group))
 
 
-def split_users(folder):
-    """Users whose rows are on two ranks, and users that other ranks know by other ids."""
-    rank, users = dist.get_rank(), torch.arange(N) // 2
-    own = TensorDataset(*(tensor[rank::2] for tensor in _data().tensors))
-    shards = {"sharded": True, "dataset_size": N // 2, "units": users[rank::2]}
-    said = []
-    for data, options in ((own, shards), (_data(), {"units": users + rank})):
-        model = net()
-        try:
-            PrivacyEngine("rdp").make_private(
-                module=model,
-                optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-                data_loader=DataLoader(data, batch_size=6),
-                noise_multiplier=1.0,
-                max_grad_norm=1.0,
-                rows_per_unit=2,
-                **options,
-            )
-            said.append("")
-        except VestigeError as error:
-            said.append(str(error))
-    return {"errors": said}
-
-
-def late_group(folder):
-    """The group was made after make_private: here, the engine does not know of it."""
-    engine, model, optimizer, loader = private("dp-sgd")
-    engine._run.ranks = Ranks()
-    try:
-        run(engine, model, optimizer, loader, 1)
-    except VestigeError as error:
-        return {"error": str(error), "released": engine.released}
-    return {"error": ""}
-
-
-def other_settings(folder):
-    """Rank 1 asks for less noise."""
-    return _refused(lambda: private("dp-sgd", noise_multiplier=0.75 - 0.25 * dist.get_rank()))
-
-
-def other_parameters(folder):
-    """Rank 1 has frozen a layer, so that its sums are shorter."""
-    model = net()
-    model[0].requires_grad_(dist.get_rank() == 0)
-    return _refused(lambda: private("dp-sgd", _of_trained, model))
-
-
-def refused_on_one(folder):
-    """Rank 1 has a model that is refused; rank 0 a number of steps."""
-    layers = [nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)]
-    model = nn.Sequential(*layers).double() if dist.get_rank() else net()
-    said = [_refused(lambda: private("dp-sgd", model=model))["error"]]
-    steps = 6 if dist.get_rank() else -1
-    return {"errors": [*said, _refused(lambda: private("dp-sgd", steps=steps))["error"]]}
-
-
-def _of_trained(parameters):
-    return torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.1)
-
-
-def _refused(act):
-    """What `act` is refused with."""
-    try:
-        act()
-    except VestigeError as error:
-        return {"error": str(error)}
-    return {"error": ""}
+def resumed(folder):
+    """The first release of each of two runs that go on from one checkpoint, with fresh noise."""
+    path, fresh = folder / "resumed", {"noise_seed": None}
+    engine, *rest = private("fo", steps=9, engine_options=fresh)
+    run(engine, *rest, 3)
+    engine.save_checkpoint(path)
+    dist.barrier()  # rank 0 has written it
+    firsts, lots = [], []
+    for _ in range(2):
+        engine, *rest = private("fo", steps=9, engine_options=fresh)
+        engine.load_checkpoint(path)
+        run(engine, *rest, 1)
+        firsts.append(engine.door.last[0].clone())
+        lots.append(engine.released)
+    return {"firsts": firsts, "released": lots}
 
 
 def exhausted(folder):
@@ -271,7 +213,7 @@ def exhausted(folder):
     model, optimizer, loader = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data_loader=DataLoader(_data(), batch_size=6),
+        data_loader=DataLoader(records(), batch_size=6),
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         max_epsilon=6.0,
@@ -282,12 +224,6 @@ def exhausted(folder):
     spent = engine.get_epsilon(1e-3)
     engine.close()
     return {"released": engine.released, "epsilon": spent, "file": engine.ledger.file is not None}
-
-
-def _data():
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(N, 5, generator=generator, dtype=torch.float64)
-    return TensorDataset(x, torch.randint(0, 3, (N,), generator=generator))
 
 
 def saved(folder):
@@ -303,32 +239,6 @@ def saved(folder):
     return {"weights": weights, "released": engine.released, "charged": charged}
 
 
-def killed(folder):
-    """Rank 1 waits for its end in the middle of a lot; rank 0 has charged it."""
-    engine = PrivacyEngine("rdp", ledger=folder / "ledger.jsonl")
-    model = net()
-    model, optimizer, loader = engine.make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data_loader=DataLoader(_data(), batch_size=6),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        steps=8,
-    )
-    began = 0.0
-    try:
-        for x, y in loader:
-            if engine.released == 2 and dist.get_rank() == 1:
-                (folder / "waiting").touch()
-                time.sleep(600)
-            began = time.time()
-            optimizer.step(closure_of(model, optimizer, x, y))
-    except VestigeError as error:
-        seconds = time.time() - began
-        return {"error": str(error), "charged": engine.ledger.steps, "seconds": seconds}
-    return {"error": ""}
-
-
 def main(task, rank, world, folder, tasks=None):
     """Do the tasks one after the other, in one group."""
     torch.set_num_threads(1)
@@ -340,6 +250,7 @@ def main(task, rank, world, folder, tasks=None):
             world_size=world,
             timeout=timedelta(seconds=300),
         )
+    every = tasks or vars(rank_faults) | globals()
     for one in task.split(","):
-        torch.save((tasks or globals())[one](folder), folder / f"{one}.{rank}.pt")
+        torch.save(every[one](folder), folder / f"{one}.{rank}.pt")
     os._exit(0)  # a rank that is gone must not hold the others up

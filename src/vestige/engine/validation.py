@@ -54,11 +54,13 @@ def check_model(module: Any) -> None:
     """Refuse a model whose examples meet in a layer, naming the layer and the remedy."""
     if not isinstance(module, nn.Module):
         raise ConfigError(f"module is a {type(module).__name__}: pass a torch.nn.Module.")
-    if isinstance(module, _WRAPPERS) or type(module).__name__ == "FullyShardedDataParallel":
-        raise UnsupportedModel(
-            f"the model is wrapped in {type(module).__name__}, which adds up gradients outside "
-            "the clipped sum: pass the module inside it."
-        )
+    for name, part in module.named_modules():
+        if isinstance(part, _WRAPPERS) or type(part).__name__ == "FullyShardedDataParallel":
+            where = f"module {name!r}" if name else "the model"
+            raise UnsupportedModel(
+                f"{where} is wrapped in {type(part).__name__}, which adds up gradients outside "
+                "the clipped sum: pass the module inside it."
+            )
     check_shards(module)
     for name, part in module.named_modules():
         where = f"module {name or '(root)'!r} ({type(part).__name__})"

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.gradients.shards import is_sharded
+from vestige.parallel.fingerprints import DIGITS, fingerprints
 from vestige.parallel.records import order_of
 
 if TYPE_CHECKING:
@@ -44,10 +45,8 @@ if TYPE_CHECKING:
     from vestige.gradients.collector import Collector
 
 _T = TypeVar("_T")
-_DIGITS = 4  # of 16 bits: float32 holds each exactly
 _SEEN = ("weights", "last release", "place in the run", "noise or bounds")
 _UNSAID = ("records",)  # private: only that they differ is told
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PATIENCE = 5.0  # seconds until a process whose connection broke is seen to be gone
 
 
@@ -235,7 +234,7 @@ class Ranks:
         if self.group is None:
             return
         total = collector.total
-        beside = collector.groups.count + _DIGITS * len(_SEEN) * self.world
+        beside = collector.groups.count + DIGITS * len(_SEEN) * self.world
         if collector.sharded:  # whose sums are complete: only what stands beside them travels
             self._message = total.new_zeros(beside)
             return
@@ -251,14 +250,14 @@ class Ranks:
             return
         message, groups = self._message, collector.groups.count
         assert message is not None
-        fixed = groups + _DIGITS * len(_SEEN) * self.world
+        fixed = groups + DIGITS * len(_SEEN) * self.world
         counts, slots = message[-fixed:].split([groups, fixed - groups])
         counts.zero_()
         if collector.counts is not None:
             counts.copy_(collector.counts)  # halves, far below 2^23: exact also in float32
         slots.zero_()
         every = slots.view(self.world, -1)
-        every[self.rank] = torch.cat([_digits(_sum_of_bits(one, slots)) for one in seen])
+        every[self.rank] = fingerprints(seen, slots)
         with self.together("add up their clipped sums"):
             dist.all_reduce(message, group=self.group)
             if collector.norms is not None:
@@ -300,8 +299,8 @@ class Ranks:
     def _compare(self, every: list[list[float]]) -> None:
         """Stop where a rank has seen something else than rank 0."""
         for rank, digits in enumerate(every):
-            parts = zip(_SEEN, range(0, len(digits), _DIGITS), strict=True)
-            other = [n for n, i in parts if digits[i : i + _DIGITS] != every[0][i : i + _DIGITS]]
+            parts = zip(_SEEN, range(0, len(digits), DIGITS), strict=True)
+            other = [n for n, i in parts if digits[i : i + DIGITS] != every[0][i : i + DIGITS]]
             if other:
                 raise self._apart(rank, other)
 
@@ -366,20 +365,3 @@ def _on_cpu(group: ProcessGroup) -> ProcessGroup:
 def _as_bytes(whole: Tensor) -> Tensor:
     """The same memory as bytes."""
     return whole.view(-1).view(torch.uint8)
-
-
-def _sum_of_bits(seen: Iterable[Tensor] | int, like: Tensor) -> Tensor:
-    """A fingerprint: the sum of the bit patterns of all numbers, modulo 2^64."""
-    total = torch.zeros((), dtype=torch.int64, device=like.device)
-    if isinstance(seen, int):
-        return total + seen
-    for tensor in seen:
-        flat = tensor.detach().contiguous().view(-1)
-        total += flat.view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
-    return total
-
-
-def _digits(number: Tensor) -> Tensor:
-    """64 bits as four numbers below 2^16."""
-    shifts = torch.arange(0, 64, 16, device=number.device)
-    return (number >> shifts) & 0xFFFF

@@ -13,7 +13,7 @@ from vestige.errors import ConfigError, PrivacyError
 from vestige.gradients.clipping import Clip
 from vestige.gradients.collector import Collector
 from vestige.gradients.groups import partition
-from vestige.parallel.ranks import Ranks, _digits, _is_alive, _sum_of_bits
+from vestige.parallel.ranks import Ranks, _is_alive
 
 
 def test_one_process_alone_says_nothing_to_anybody(monkeypatch):
@@ -37,23 +37,6 @@ def test_processes_without_a_group_are_noticed(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match=r"one of 3 processes .*init_process_group"):
         Ranks.found()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.bool])
-def test_a_fingerprint_changes_with_every_bit(dtype):
-    values = torch.tensor([0, 1, 0, 1, 1], dtype=dtype)
-    other = values.clone()
-    other.view(torch.uint8)[0] ^= 1
-    like = torch.zeros(1)
-    assert _sum_of_bits([values], like) != _sum_of_bits([other], like)
-    assert _sum_of_bits([values, other], like) == _sum_of_bits([other, values], like)
-
-
-@pytest.mark.parametrize("number", [0, 1, 2**63 - 1, -1, -(2**63), 0x0123_4567_89AB_CDEF])
-def test_digits_are_exact_in_single_precision(number):
-    digits = _digits(torch.tensor(number))
-    assert digits.float().long().equal(digits)
-    assert sum(int(d) << (16 * i) for i, d in enumerate(digits)) == number % 2**64
 
 
 def test_ranks_that_differ_are_named_with_what_differs():

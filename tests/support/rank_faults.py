@@ -1,0 +1,219 @@
+"""What ranks are refused, and how they end: tasks of `rank_program`."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.support.small_runs import N, closure_of, net, private, run
+from vestige import PrivacyEngine
+from vestige.compat.faces import run_of
+from vestige.engine.public_schedule import NoiseSchedule
+from vestige.errors import VestigeError
+from vestige.parallel.ranks import Ranks
+from vestige.privacy.ledger import Ledger
+
+
+def apart(folder):
+    """Rank 1's weights change behind the back of the others."""
+    engine, model, optimizer, loader = private("dp-sgd")
+    for number, (x, y) in enumerate(loader):
+        if number == 1 and dist.get_rank() == 1:
+            with torch.no_grad():
+                next(model.parameters())[0, 0] += 1e-9
+        try:
+            optimizer.step(closure_of(model, optimizer, x, y))
+        except VestigeError as error:
+            return {"error": str(error), "released": engine.released}
+    return {"error": ""}
+
+
+def other_order(folder):
+    """Rank 1 has the records in another order."""
+    order = torch.arange(N).roll(dist.get_rank())
+    data = TensorDataset(*(tensor[order] for tensor in records().tensors))
+    model = net()
+    return refused(
+        lambda: PrivacyEngine("rdp").make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(data, batch_size=6),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+    )
+
+
+def other_noise(folder):
+    """Rank 1 has a schedule that makes the noise small."""
+    engine, model, optimizer, loader = private("dp-sgd")
+    if dist.get_rank() == 1:
+        NoiseSchedule(run_of(optimizer), [1e-3] * 50, "")
+    try:
+        run(engine, model, optimizer, loader, 1)
+    except VestigeError as error:
+        return {"error": str(error), "released": engine.released}
+    return {"error": ""}
+
+
+def forgotten(folder):
+    """Rank 1 has trained before, on a ledger that rank 0 does not have."""
+    ledger = Ledger()
+    if dist.get_rank() == 1:
+        ledger.charge(0.25, 1.0)
+    try:
+        private("dp-sgd", engine_options={"ledger": ledger})
+    except VestigeError as error:
+        return {"error": str(error), "left": ledger.steps}
+    return {"error": ""}
+
+
+def same_shards(folder):
+    """Every rank has all records, and says that they are its own."""
+    return refused(lambda: private("dp-sgd", sharded=True, dataset_size=N))
+
+
+def split_users(folder):
+    """Users whose rows are on two ranks, and users that other ranks know by other ids."""
+    rank, users = dist.get_rank(), torch.arange(N) // 2
+    own = TensorDataset(*(tensor[rank::2] for tensor in records().tensors))
+    shards = {"sharded": True, "dataset_size": N // 2, "units": users[rank::2]}
+    said = []
+    for data, options in ((own, shards), (records(), {"units": users + rank})):
+        model = net()
+        try:
+            PrivacyEngine("rdp").make_private(
+                module=model,
+                optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+                data_loader=DataLoader(data, batch_size=6),
+                noise_multiplier=1.0,
+                max_grad_norm=1.0,
+                rows_per_unit=2,
+                **options,
+            )
+            said.append("")
+        except VestigeError as error:
+            said.append(str(error))
+    return {"errors": said}
+
+
+def late_group(folder):
+    """The group was made after make_private: here, the engine does not know of it."""
+    engine, model, optimizer, loader = private("dp-sgd")
+    engine._run.ranks = Ranks()
+    try:
+        run(engine, model, optimizer, loader, 1)
+    except VestigeError as error:
+        return {"error": str(error), "released": engine.released}
+    return {"error": ""}
+
+
+def other_settings(folder):
+    """Rank 1 asks for less noise."""
+    return refused(lambda: private("dp-sgd", noise_multiplier=0.75 - 0.25 * dist.get_rank()))
+
+
+def other_parameters(folder):
+    """Rank 1 has frozen a layer, so that its sums are shorter."""
+    model = net()
+    model[0].requires_grad_(dist.get_rank() == 0)
+    return refused(lambda: private("dp-sgd", _of_trained, model))
+
+
+def refused_on_one(folder):
+    """Rank 1 has a model that is refused; rank 0 a number of steps."""
+    layers = [nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)]
+    model = nn.Sequential(*layers).double() if dist.get_rank() else net()
+    said = [refused(lambda: private("dp-sgd", model=model))["error"]]
+    steps = 6 if dist.get_rank() else -1
+    return {"errors": [*said, refused(lambda: private("dp-sgd", steps=steps))["error"]]}
+
+
+def _of_trained(parameters):
+    return torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.1)
+
+
+def refused(act):
+    """What `act` is refused with."""
+    try:
+        act()
+    except VestigeError as error:
+        return {"error": str(error)}
+    return {"error": ""}
+
+
+def records():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(N, 5, generator=generator, dtype=torch.float64)
+    return TensorDataset(x, torch.randint(0, 3, (N,), generator=generator))
+
+
+class Raising(nn.Module):
+    """Fails in the third lot, on rank 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.passes = net(), 0
+
+    def forward(self, x):
+        self.passes += 1
+        if self.passes == 3 and dist.get_rank() == 1:
+            raise RuntimeError("the third batch was too much")
+        return self.inner(x)
+
+
+def raises(folder):
+    """The model of rank 1 raises, which ends its loop and its process."""
+    return _until_it_ends(folder, Raising(), lambda: None)
+
+
+def killed(folder):
+    """Rank 1 waits for its end in the middle of a lot; rank 0 has charged it."""
+
+    def wait():
+        if dist.get_rank() == 1:
+            (folder / "waiting").touch()
+            time.sleep(600)
+
+    return _until_it_ends(folder, net(), wait)
+
+
+def _until_it_ends(folder, model, third):
+    """What the ranks that go on are told, and how long they have waited for it."""
+    engine = PrivacyEngine("rdp", ledger=folder / "ledger.jsonl")
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(records(), batch_size=6),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        steps=8,
+        self_check=False,
+    )
+    began = 0.0
+    try:
+        for x, y in loader:
+            if engine.released == 2:
+                third()
+            began = time.time()
+            optimizer.step(closure_of(model, optimizer, x, y))
+    except VestigeError as error:
+        seconds = time.time() - began
+        return {"error": str(error), "charged": engine.ledger.steps, "seconds": seconds}
+    return {"error": ""}
+
+
+def wrapped(folder):
+    """A model inside DistributedDataParallel, itself and in a layer of another."""
+    inside = DistributedDataParallel(net())
+    return {
+        "errors": [
+            refused(lambda m=m: private("dp-sgd", model=m))["error"]
+            for m in (inside, nn.Sequential(inside))
+        ]
+    }
