@@ -32,6 +32,7 @@ DEMANDED = (
     "noise seed reused after resume (dp-sgd)",
     "noise seed reused after resume (fo)",
     "per-layer C not split",
+    "norms made exact for the whole batch where one is doubtful",
     "rows read batch-major, whatever their order is",
     "rows that were sorted or turned round not put back",
     "the self-check switched off",

@@ -68,9 +68,10 @@ def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def releases(count, size=50, parts=1, dtype=torch.float64, scale=1.0, seed=3):
+def releases(count, size=50, parts=1, dtype=torch.float64, scale=1.0, seed=3, device="cpu"):
     """A door and its releases of random sums, as (generator of releases, groups)."""
-    model = nn.Sequential(*(nn.Linear(size, 1, bias=False) for _ in range(parts))).to(dtype)
+    model = nn.Sequential(*(nn.Linear(size, 1, bias=False) for _ in range(parts)))
+    model = model.to(device, dtype)
     groups = partition(model, "per_layer")
     door = Door(groups, NoiseScale.shared(1.0), Randomness(seed), Ledger())
     generator = torch.Generator().manual_seed(seed)
@@ -79,6 +80,6 @@ def releases(count, size=50, parts=1, dtype=torch.float64, scale=1.0, seed=3):
     def stream():
         for _ in range(count):
             total = scale * torch.randn(groups.size, generator=generator, dtype=dtype)
-            yield door.release(ClippedSum(total, bounds), 0.5)
+            yield door.release(ClippedSum(total.to(device), bounds), 0.5)
 
     return stream(), groups

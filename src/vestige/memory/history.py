@@ -3,10 +3,10 @@
     trend mu_0 = s~_0,   mu_t = ema * s~_t + (1 - ema) * mu_(t-1)
 
 Every norm, cosine and distance that a memory rule asks for is read off the Gram matrix of the ring,
-which costs one pass over it for each release. The ring is (window - 1) x P numbers; apart from the
-Gram matrix, window^2 numbers in each part, nothing else grows with the window. What nearly cancels
-(a distance or a mixture of norm below about 3e-4 of the releases in float32, 1e-8 in float64) is
-known to that precision only.
+which costs one pass over it for each release, on a GPU by one program (ring_program.py). The ring
+is (window - 1) x P numbers; apart from the Gram matrix, window^2 numbers in each part, nothing else
+grows with the window. What nearly cancels (a distance or a mixture of norm below about 3e-4 of the
+releases in float32, 1e-8 in float64) is known to that precision only.
 
 Guarantee: only a `Release` is accepted, so all of this is post-processing of what is public.
 """
@@ -16,7 +16,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,9 @@ from vestige.errors import ConfigError
 from vestige.memory.products import Products
 from vestige.memory.rules import View
 from vestige.release.door import Branch, Release, recalled
+
+if TYPE_CHECKING:
+    from vestige.memory.ring_program import Pieces
 
 # Columns at a time: float32 sums over more of them would lose digits, and a ring of a narrower type
 # is widened that much at a time.
@@ -72,6 +76,7 @@ class History:
         self._trend = self._rows[-1]
         self._ring = self._rows[:-1] if self._whole else _elsewhere(rows, like, keeping)
         self._mixed = torch.zeros_like(like)
+        self._pieces = _pieces(segments, self._ring)
         self.count = 0  # the step of the release that is expected next
         self._kept = 0  # releases since the start, or since `restart`
         # So small that numpy on the CPU is the place for them.
@@ -126,7 +131,12 @@ class History:
         """
         by_row = np.zeros((len(self._segments), len(self._ring)))
         by_row[:, self._order()[: weights.shape[1]]] = weights
-        factors = torch.from_numpy(by_row).to(self._mixed)
+        # Host numbers that a copy has staged when it returns: no device is waited for.
+        factors = torch.from_numpy(by_row).to(self._mixed.dtype)
+        factors = factors.to(self._mixed.device, non_blocking=True)
+        if self._pieces is not None:
+            self._pieces.mix(self._ring, factors, self._mixed)
+            return recalled(self._mixed, self.count)
         for part, columns in self._blocks():
             ring = self._brought(columns)[: len(self._ring)]
             torch.mv(ring.t(), factors[part], out=self._mixed[columns])
@@ -139,14 +149,24 @@ class History:
 
     def _products(self, new: Tensor) -> npt.NDArray[np.float64]:
         """Inner products of `new` with each row of the ring and, last, the trend, part by part."""
-        found = [new.new_zeros(len(self._ring) + 1, dtype=torch.float64) for _ in self._segments]
-        for part, columns in self._blocks():
-            found[part] += self._dots(columns, new[columns])
-        all_parts = torch.stack(found)
+        all_parts = (
+            self._sums(new) if self._pieces is None else self._sums_in_one(self._pieces, new)
+        )
         if self._add is not None:
             self._add(all_parts)
         products: npt.NDArray[np.float64] = all_parts.cpu().numpy()
         return products
+
+    def _sums(self, new: Tensor) -> Tensor:
+        found = [new.new_zeros(len(self._ring) + 1, dtype=torch.float64) for _ in self._segments]
+        for part, columns in self._blocks():
+            found[part] += self._dots(columns, new[columns])
+        return torch.stack(found)
+
+    def _sums_in_one(self, pieces: Pieces, new: Tensor) -> Tensor:
+        if self._whole:
+            return pieces.dots(self._rows, new)
+        return torch.cat([pieces.dots(rows, new) for rows in (self._ring, self._rows)], 1)
 
     def _dots(self, columns: slice, new: Tensor) -> Tensor:
         if self._whole:
@@ -203,6 +223,15 @@ class History:
         self._ring.copy_(state["ring"])
         self._trend.copy_(state["trend"])
         self._inner.load_state_dict(state["products"])
+
+
+def _pieces(segments: Sequence[slice], ring: Tensor) -> Pieces | None:
+    """What goes over a ring on a GPU in one pass; None elsewhere."""
+    if not ring.is_cuda or find_spec("triton") is None:
+        return None
+    from vestige.memory.ring_program import Pieces
+
+    return Pieces(segments, ring.device)
 
 
 def _elsewhere(rows: int, like: Tensor, keeping: Keeping) -> Tensor:

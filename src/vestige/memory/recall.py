@@ -222,7 +222,7 @@ class WeightSpectra:
     ) -> None:
         self._matrices = [(s.group, s.trained) for s in groups.slots if s.trained.ndim >= 2]
         self._estimator, self._refresh, self._add = estimator, refresh, add
-        self._seen: tuple[object, ...] = ()
+        self._seen: tuple[tuple[object, ...], Tensor] | None = None
         self.exponents: tuple[float | None, ...] = (None,) * groups.count
 
     def due(self, step: int) -> bool:
@@ -231,7 +231,9 @@ class WeightSpectra:
 
     def changed(self) -> bool:
         """Whether somebody changed the weights since they were read, on any rank."""
-        here = self._seen != self._fingerprint()
+        places, norms = self._fingerprint()
+        before, lengths = self._seen or ((), norms)
+        here = places != before or not torch.equal(norms, lengths)  # a read, at the last moment
         if self._add is None or not self._matrices:
             return here
         return bool(self._add(torch.tensor(float(here), device=self._matrices[0][1].device)) > 0)
@@ -263,12 +265,10 @@ class WeightSpectra:
 
     def restore(self, exponents: Sequence[float | None]) -> None:
         """Take over saved exponents. The weights count as changed."""
-        self.exponents, self._seen = tuple(exponents), ()
+        self.exponents, self._seen = tuple(exponents), None
 
-    def _fingerprint(self) -> tuple[object, ...]:
+    def _fingerprint(self) -> tuple[tuple[object, ...], Tensor]:
         # Writing through .data changes neither the version nor the address: only the norm tells.
         weights: list[Tensor] = [own_part(p) for _, p in self._matrices]
-        if not weights:
-            return ()
-        norms = torch.stack(torch._foreach_norm(weights)).tolist()
-        return (*((p._version, p.data_ptr()) for p in weights), *norms)
+        norms = torch.stack(torch._foreach_norm(weights)) if weights else torch.empty(0)
+        return tuple((p._version, p.data_ptr()) for p in weights), norms

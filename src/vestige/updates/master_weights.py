@@ -9,6 +9,7 @@ Guarantee: functions of releases and weights, so they cost nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -49,15 +50,23 @@ class MasterWeights(Part):
         """The optimizer is about to step: have it move the copies."""
         if gradient.withheld:
             return
+        self._follow_loads()
         for name, parameter in self._parameters.items():
-            master, own = self.masters[name], parameter.data
-            if not torch.equal(master.to(own.dtype), own):  # somebody has loaded other weights
-                master.copy_(own)
-            self._narrow[name], parameter.data = own, master
+            self._narrow[name], parameter.data = parameter.data, self.masters[name]
             state = self._optimizer.state.get(parameter, {})
             for key, value in state.items():  # what a load has cast to the parameter's type
                 if isinstance(value, Tensor) and value.dtype in _NARROW:
                     state[key] = value.float()
+
+    def _follow_loads(self) -> None:
+        """Copy the weights that somebody has loaded: one read by the host tells which they are."""
+        own, masters = [p.data for p in self._parameters.values()], list(self.masters.values())
+        rounded = [torch.empty_like(values) for values in own]
+        torch._foreach_copy_(rounded, masters)
+        torch._foreach_sub_(rounded, own)
+        for apart, values, master in zip(_largest(rounded), own, masters, strict=True):
+            if apart != 0:  # or is not a number
+                master.copy_(values)
 
     def stepped(self) -> None:
         """The copies were moved: round them into the model."""
@@ -65,11 +74,15 @@ class MasterWeights(Part):
 
     @torch.no_grad()
     def _put_back(self) -> None:
-        while self._narrow:
-            name, own = self._narrow.popitem()
+        if not self._narrow:
+            return
+        own, masters = list(self._narrow.values()), [self.masters[name] for name in self._narrow]
+        torch._foreach_copy_(own, masters)
+        for name, values in self._narrow.items():
             parameter = self._parameters[name]
             parameter.grad = None  # of another type: the engine sets it anew at every release
-            parameter.data = own.copy_(self.masters[name])
+            parameter.data = values
+        self._narrow = {}
 
     @contextmanager
     def wide(self) -> Iterator[None]:
@@ -83,3 +96,9 @@ class MasterWeights(Part):
         finally:
             for name, parameter in self._parameters.items():
                 parameter.data = own[name]
+
+
+def _largest(tensors: list[Tensor]) -> list[float]:
+    """The largest magnitude of each."""
+    largest: list[float] = torch.stack(torch._foreach_norm(tensors, math.inf)).tolist()
+    return largest

@@ -103,6 +103,25 @@ def test_weights_that_somebody_loads_are_gone_on_from():
     assert torch.equal(part.masters["0.weight"], model[0].weight.detach().float())
 
 
+@pytest.mark.parametrize("value", [0.5, torch.inf, torch.nan])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_only_the_weights_that_were_loaded_are_copied(dtype, value):
+    """Written through .data, which no version counts."""
+    engine, model, _ = run(dtype, epochs=2)
+    part = engine.parts["master_weights"]
+    kept = {name: master.clone() for name, master in part.masters.items()}
+    model[2].bias.data[1] = value
+    part.released(None, _Moves())
+    part.stepped()
+    for name, master in part.masters.items():
+        if name == "2.bias":
+            assert torch.equal(master.nan_to_num(9), model[2].bias.float().nan_to_num(9))
+            assert model[2].bias.dtype == dtype and model[2].bias[1].isnan() == (value != value)
+        else:
+            assert torch.equal(master, kept[name])
+            assert not torch.equal(master, master.to(dtype).float())
+
+
 class _Moves:
     withheld = False
 
