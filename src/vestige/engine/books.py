@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from vestige.engine.forecast import coming_events, lots_left
 from vestige.engine.lineage import Things
 from vestige.engine.run import Run
-from vestige.errors import PrivacyError
+from vestige.errors import ConfigError, PrivacyError
 from vestige.privacy.events import counts
 from vestige.privacy.ledger import Event, Ledger
 from vestige.privacy.ledger_file import Account, LedgerFile, common_data, opened_here, read
@@ -28,10 +28,11 @@ class Books:
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger()
         self._path = None if ledger is None or isinstance(ledger, Ledger) else Path(ledger)
         self._given = ledger is not None
+        self.solved_beside: Sequence[Event] | None = None  # what it held when noise was solved for
         self.inherited = 0  # releases of engines before, on whose ledger this one goes on
 
     def join(self, things: Things, module: nn.Module, optimizer: Optimizer) -> None:
-        """Choose the ledger, and take the place of engines on the same model or optimizer."""
+        """Choose the ledger; engines whose place this one will take pay for a lot at hand first."""
         file = self.ledger.file
         if file and file.closed:
             self.ledger, self._path = Ledger(), file.path  # of an engine that has ended
@@ -40,14 +41,11 @@ class Books:
             if shared and shared.ledger:
                 self.ledger, self._path = shared.ledger, None
         held = self.ledger
-        held.engines += 1  # the last engine that leaves would close its file
-        try:
-            for trace in things.trained_by():
-                trace.make_room(module, optimizer)
-        finally:
-            held.engines -= 1
+        leaving = [trace for trace in things.in_the_way(module, optimizer) if not trace.over]
+        for trace in leaving:
+            trace.pay()
         if not self._given:
-            self.ledger = things.ledger_before() or held
+            self.ledger = things.ledger_before(leaving) or held
         if self.ledger is not held:
             self.inherited = self.ledger.steps
 
@@ -56,6 +54,15 @@ class Books:
         if self._path is not None and self._path.exists():
             return read(self._path).events
         return self.ledger.merged()
+
+    def check_unchanged(self) -> None:
+        """Refuse a ledger that was charged while the noise was solved for."""
+        if self.solved_beside is not None and self.ledger.merged() != self.solved_beside:
+            raise ConfigError(
+                f"the ledger was charged by another run while the noise was solved for: it holds "
+                f"{self.ledger.steps} releases now. Call make_private_with_epsilon of a new "
+                "engine, and they will be counted."
+            )
 
     def enter(self, run: Run, data: Mapping[str, Any]) -> None:
         """Give the run its account, where there is a file; `data` are public facts about them."""

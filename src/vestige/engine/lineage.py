@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -59,16 +59,43 @@ class Trace:
         run = self.run()
         return run is None or run.detached
 
-    def make_room(self, module: nn.Module, optimizer: Optimizer) -> None:
-        """End the engine if it is still attached to the model or the optimizer, or a part of it."""
+    def in_the_way(self, module: nn.Module, optimizer: Optimizer) -> bool:
+        """Whether the engine is still attached to the model or the optimizer, or a part of it."""
         run, capture = self.run(), self.capture()
         if capture is None or (run and run.detached):
-            return
+            return False
         old = capture.module
         same = any(m is module for m in old.modules()) or any(m is old for m in module.modules())
-        if run is None and same:
+        return same or (run is not None and run.optimizer is optimizer)
+
+    def pay(self) -> None:
+        """Have the engine's lot at hand charged now, and not when it is released or given up."""
+        run = self.run()
+        if run:
+            with contextlib.suppress(VestigeError):  # its ledger may be gone
+                run.pay_ahead()
+
+    def step_aside(self) -> None:
+        """Take its hooks off for a while; of an engine that is gone, those that it has left."""
+        run, capture = self.run(), self.capture()
+        if run:
+            run.step_aside()
+        elif capture:
             capture.detach()
-        elif run and (same or run.optimizer is optimizer):
+
+    def come_back(self) -> None:
+        """Put the hooks on again."""
+        run, capture = self.run(), self.capture()
+        if run and not run.detached:
+            run.come_back()
+        elif capture and not run:
+            capture.detach()
+            capture.attach()
+
+    def end(self) -> None:
+        """End the engine: another one has its place."""
+        run = self.run()
+        if run:
             with contextlib.suppress(VestigeError):  # its ledger may be gone
                 run.abandon_lot()  # a lot that was drawn is charged
             with contextlib.suppress(VestigeError):
@@ -106,18 +133,23 @@ class Things:
                         del traces[mark]
                 _SIZES[id(traces)] = max(1024, len(traces))
 
-    def ledger_before(self) -> Ledger | None:
+    def in_the_way(self, module: nn.Module, optimizer: Optimizer) -> list[Trace]:
+        """Engines whose place another one on the model and the optimizer would take."""
+        return [trace for trace in self.trained_by() if trace.in_the_way(module, optimizer)]
+
+    def ledger_before(self, leaving: Sequence[Trace]) -> Ledger | None:
         """The ledger of the engines that have trained the model or the optimizer, if any have.
 
-        Where their charges are on several ledgers, or on a file that was closed, they are put
-        together on a new one.
+        Where their charges are on several ledgers, or on a file that is closed once those that are
+        `leaving` have left, they are put together on a new one.
         """
         before = [trace for trace in self.trained_by() if trace.own.steps or not trace.over]
         if not before:
             return None
         last = before[-1].ledger
         missing = [trace for trace in before if not trace.covered_by(last)]
-        if not missing and not (last.file and last.file.closed):
+        ends = last.engines <= sum(trace.ledger is last for trace in leaving)
+        if not missing and not (last.file and (ends or last.file.closed)):
             return last
         found = last.copy()
         for trace in missing:

@@ -33,6 +33,7 @@ from vestige.engine.options import Keywords, Options
 from vestige.engine.prepare import Ahead, Request, check_sharded, prepare
 from vestige.engine.run import Run
 from vestige.engine.shard_checks import check_trained_shards
+from vestige.engine.succession import taking_place
 from vestige.errors import ConfigError, PrivacyError
 from vestige.gradients.clipping import Clipping
 from vestige.methods import Method, resolve
@@ -124,8 +125,10 @@ class PrivacyEngine(Shown):
         data_loader = unwrapped(data_loader)
         options = Options.of(keywords, _NAMES)
         module = validation.uncompiled(module, options.compile)
+        inner, held = validation.unwrapped(module, optimizer)
         request = Request(
-            *validation.unwrapped(module, optimizer),
+            inner,
+            held,
             data_loader,
             noise_multiplier,
             max_grad_norm,
@@ -138,15 +141,19 @@ class PrivacyEngine(Shown):
             steps,
             options,
         )
-        if max_physical_batch_size == "auto":
-            request = fitted(request, self._ranks(options).world)
-        run, things = self._run_of(request)
-        try:
-            loader = PrivateLoader(data_loader, run.lots, run.hand_out, request.module)
-            run.attach()
-        except BaseException:
-            run.detach()  # no hook and no lock is left behind
-            raise
+        with taking_place(inner, held) as before:
+            if max_physical_batch_size == "auto":
+                request = fitted(request, self._ranks(options).world)
+            run, things = self._run_of(request)
+            try:
+                self._books.check_unchanged()
+                loader = PrivateLoader(data_loader, run.lots, run.hand_out, inner)
+                run.attach()
+                for trace in before:
+                    trace.end()
+            except BaseException:
+                run.detach()  # no hook and no lock is left behind
+                raise
         self._run, self._things = run, things
         alive = weakref.ref(run), weakref.ref(run.capture)
         things.leave(Trace(self._name, self.ledger, run.door.own, *alive))
@@ -266,26 +273,23 @@ class PrivacyEngine(Shown):
                     target_epsilon, target_delta, ahead.charges, self.accountant, earlier
                 )
             )
-        made = self.make_private(
-            module=module,
-            optimizer=optimizer,
-            data_loader=data_loader,
-            noise_multiplier=noise,
-            max_grad_norm=max_grad_norm,
-            method=ahead.method,
-            dataset_size=dataset_size,
-            sample_rate=ahead.rate,
-            steps=ahead.steps,
-            **{"delta": target_delta} | options,
-        )
-        self._attached().calibrated = True
-        if earlier is not None and self.ledger.merged() != earlier:
-            self.detach()
-            raise ConfigError(
-                f"the ledger was charged by another run while the noise was solved for: it holds "
-                f"{self.ledger.steps} releases now. Call make_private_with_epsilon of a new "
-                "engine, and they will be counted."
+        try:
+            self._books.solved_beside = earlier
+            made = self.make_private(
+                module=module,
+                optimizer=optimizer,
+                data_loader=data_loader,
+                noise_multiplier=noise,
+                max_grad_norm=max_grad_norm,
+                method=ahead.method,
+                dataset_size=dataset_size,
+                sample_rate=ahead.rate,
+                steps=ahead.steps,
+                **{"delta": target_delta} | options,
             )
+        finally:
+            self._books.solved_beside = None
+        self._attached().calibrated = True
         return made
 
     def keep_ledger(self, path: str | Path, create: bool = True) -> None:

@@ -96,25 +96,41 @@ class Run:
 
     def attach(self) -> None:
         """Hook into the model and the optimizer."""
-        mask_always(self.capture.module)
+        self._hook()
+        for parameter in self.capture.module.parameters():
+            parameter.grad = None  # an old, unprotected gradient must not be applied
+
+    def _hook(self) -> None:
         self.capture.attach()
         self._hooks = (
             *self.losses.attach(),
             self.optimizer.register_step_pre_hook(self._before_step),
             self.optimizer.register_step_post_hook(self._after_step),
         )
-        for parameter in self.capture.module.parameters():
-            parameter.grad = None  # an old, unprotected gradient must not be applied
+        mask_always(self.capture.module)
+
+    def step_aside(self) -> None:
+        """Take the hooks off, and put back what a lot has moved: another engine is being made."""
+        self.capture.detach()
+        if self._hooks:  # else the masks may be another engine's
+            mask_as_usual(self.capture.module)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = ()
+        self._each(lambda part: part.lot_ends())
+
+    def come_back(self) -> None:
+        """The other engine came to nothing: go on where this one was."""
+        self.step_aside()
+        self._hook()
+        if self.in_lot:
+            self._each(lambda part: part.lot_begins())
 
     def detach(self) -> None:
         """Take the hooks off."""
         leaves, self.phase = self.phase is not Phase.DETACHED, Phase.DETACHED
         self.losses.stop()
-        self.capture.detach()
-        mask_as_usual(self.capture.module)
-        self._each(lambda part: part.lot_ends())
-        for hook in self._hooks:
-            hook.remove()
+        self.step_aside()
         free_schedulers(self.optimizer)
         if leaves:
             self._leave_ledger()  # last: a ledger file that is gone raises
@@ -207,17 +223,26 @@ class Run:
         self.capture.tracker.check_buffers()
         self.capture.tracker.check_kept()
 
+    def charge_lot(self) -> None:
+        """Charge what the lot at hand costs, unless it was paid for."""
+        if self.survey and self.survey.measuring:
+            self.door.charge_measurement(self.survey.norm_noise)
+        else:
+            lot, beta = self.position.lot, self.plan.beta_of(self.position.release)
+            self.door.charge(self.plan.rate_of(lot), beta, lot)
+
+    def pay_ahead(self) -> None:
+        """Charge the open lot now: whatever becomes of it, it is paid for."""
+        if self.in_lot:
+            self.door.pay_ahead(self.charge_lot)
+
     def abandon_lot(self) -> None:
         """Charge the open lot and forget it."""
         lot = self.position.lot
         if self.phase is Phase.LOT:
             self.gave_up = True
             self.lots.given_up = lot
-            if self.survey and self.survey.measuring:
-                self.door.charge_measurement(self.survey.norm_noise)
-            else:
-                beta = self.plan.beta_of(self.position.release)
-                self.door.charge(self.plan.rate_of(lot), beta, lot)
+            self.charge_lot()
             self.phase = Phase.BETWEEN
         self.capture.stop_watching()
         self.losses.stop()

@@ -19,10 +19,5 @@ def connect(run: Run) -> None:
         capture.meet = Meetings(run.ranks, run.position)
     if isinstance(collector, ShardedCollector):
         collector.share = Sums(run.ranks).share
-        collector.before_sharing = lambda: _pay(run)
-
-
-def _pay(run: Run) -> None:
-    """Charge the lot before the first of its sums is shared."""
-    lot, release = run.position.lot, run.position.release
-    run.door.pay_ahead(run.plan.rate_of(lot), run.plan.beta_of(release), lot)
+        # The lot is charged before the first of its sums is shared.
+        collector.before_sharing = lambda: run.door.pay_ahead(run.charge_lot)

@@ -90,8 +90,7 @@ class Door:
     `noise` is the scale of every step, or one per step, the last of which holds beyond.
     `count_noise` is the standard deviation of the noise on the counts of quantile clipping. With
     `distortion` the mechanism is one that is not private, and every charge is at multiplier 0; so
-    it is with `private=False`, for methods that leak elsewhere. `observers` are told what goes
-    through: there are none in ordinary runs.
+    it is with `private=False`, for methods that leak elsewhere. `observers` see what goes through.
     """
 
     def __init__(
@@ -164,10 +163,10 @@ class Door:
                 self._write(self._event(due, self.steps))
                 self.correlation.paid(lot)
 
-    def pay_ahead(self, sample_rate: float, gain: float, lot: int) -> None:
-        """Charge a lot whose sum other processes are about to have: its release is then paid."""
+    def pay_ahead(self, charge: Callable[[], None]) -> None:
+        """Charge a lot before its release, which is then paid: somebody else must count it now."""
         if not self._paid and not self.replays(f"release {self.steps}"):
-            self.charge(sample_rate, gain, lot)
+            charge()
             self._paid = True
 
     def cost(self, sample_rate: float, weight: float, step: int) -> Event:
@@ -276,7 +275,9 @@ class Door:
 
     def charge_measurement(self, multiplier: float) -> None:
         """Write the cost of one number of the whole data into the ledger."""
-        self._write(self.measurement_cost(multiplier))
+        if not self._paid:
+            self._write(self.measurement_cost(multiplier))
+        self._paid = False
 
     def measure(self, number: ClippedSum, multiplier: float, lot: int) -> float:
         """A noisy number of the whole data, to which one record adds at most its bound."""
@@ -371,8 +372,7 @@ class Door:
     ) -> None:
         """Write gain * total + branch + noise into `values`."""
         for block, noise, std in noises:
-            # The sum comes last or together with the noise, so that whatever interrupts this,
-            # the buffer never holds a sum without noise.
+            # The sum comes last or with the noise: no interrupt leaves a sum without noise.
             if gain == 1 and branch is None:
                 torch.add(total[block], noise, alpha=std, out=values[block])
                 continue

@@ -109,10 +109,13 @@ def test_an_engine_that_is_gone_leaves_no_hooks_to_the_next_one():
     dead = weakref.ref(make_data())
     trace = Trace("session", Ledger(), Ledger(), dead, weakref.ref(capture))
     assert trace.over
-    trace.make_room(other, torch.optim.SGD(other.parameters(), lr=0.1))
-    assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
-    trace.make_room(nn.Sequential(model), torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert not trace.in_the_way(other, torch.optim.SGD(other.parameters(), lr=0.1))
+    assert trace.in_the_way(nn.Sequential(model), optimizer)
+    trace.step_aside()
     assert not model._forward_pre_hooks and not model._forward_hooks
+    trace.come_back()
+    assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
 
 
 @pytest.mark.parametrize("again", ["same objects", "a new model", "closed", "detached"])
