@@ -38,16 +38,22 @@ class Rows:
         self.root, self.path = root, root / ROWS
         self.complaints: list[str] = []
         self._rows: dict[str, Row] = {}
+        self._digests: dict[str, str] = {}  # of the images that rows were made of
         self._position = 0
         self._file = 0  # its inode: a repaired file is another one
 
     def refresh(self) -> Mapping[str, Row]:
-        """The rows by hash, with those that were added since the last call."""
+        """The rows by hash, with those that were added since the last call.
+
+        ConfigError where rows of the same images have two digests: two versions of a benchmark
+        must not meet in one table.
+        """
         try:
             with self.path.open("rb") as file:
                 state = os.fstat(file.fileno())
                 if state.st_ino != self._file or state.st_size < self._position:
-                    self._rows, self._position, self._file = {}, 0, state.st_ino
+                    self._rows, self._digests = {}, {}
+                    self._position, self._file = 0, state.st_ino
                 if state.st_size == self._position:
                     return self._rows
                 file.seek(self._position)
@@ -62,6 +68,7 @@ class Rows:
         for line in text[:whole].splitlines():
             row = parsed(line)
             if row is not None:
+                _check_images(row, self._digests, self.path)
                 self._rows.setdefault(row["hash"], row)
             elif line.strip():
                 self._complain(f"{self.path} has a damaged line, which was passed over.")
@@ -128,9 +135,14 @@ class RowStore(Rows):
             lock.release()
 
     def append(self, row: Row) -> None:
-        """Add a row, whole, and see it on the disk. OSError where the disk is full."""
+        """Add a row, whole, and see it on the disk. OSError where the disk is full.
+
+        ConfigError for a row of other images than the rows here that name the same ones.
+        """
         line = f"{json.dumps(row, allow_nan=False, separators=(',', ':'))}\n".encode()
         with self._lock:
+            self.refresh()
+            _check_images(row, dict(self._digests), self.path)
             try:
                 if not self._ends_with_a_line():
                     self._repair()  # another process was killed while it wrote
@@ -190,6 +202,17 @@ def _add(file: int, line: bytes) -> None:
         raise
 
 
+def _check_images(row: Row, digests: dict[str, str], path: Path) -> None:
+    """Refuse a row whose images are not those of the rows before it that name the same ones."""
+    images = json.dumps([row["config"].get(name) for name in _IMAGES])
+    if row.get("data") and digests.setdefault(images, row["data"]) != row["data"]:
+        raise ConfigError(
+            f"the row {row['hash']} is of another {row['config'].get('dataset')} than the rows "
+            f"before it in {str(path)!r} (digests {row['data']} and {digests[images]}): rows of "
+            "two files must not meet in one table; keep them in a folder of their own, by --out."
+        )
+
+
 def merge(store: RowStore, source: Path) -> tuple[int, int]:
     """Add the rows of another rows.jsonl that are not there yet; returns (added, known).
 
@@ -199,16 +222,10 @@ def merge(store: RowStore, source: Path) -> tuple[int, int]:
     if not source.is_file():
         raise ConfigError(f"there is no file {str(source)!r} to merge: give a rows.jsonl.")
     rows = [row for line in source.read_bytes().splitlines() if (row := parsed(line)) is not None]
-    digests: dict[str, str] = {}
-    for row in (*store.refresh().values(), *rows):
-        if row.get("data"):
-            images = str([row["config"].get(name) for name in _IMAGES])
-            if digests.setdefault(images, row["data"]) != row["data"]:
-                raise ConfigError(
-                    f"the rows in {str(source)!r} are of another {row['dataset']} than those in "
-                    f"{str(store.path)!r} (digests {row['data']} and {digests[images]}): keep them "
-                    "in a folder of their own."
-                )
+    store.refresh()
+    digests = dict(store._digests)
+    for row in rows:
+        _check_images(row, digests, store.path)
     added = known = 0
     for row in rows:
         if row["hash"] in store.refresh():

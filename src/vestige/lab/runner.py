@@ -285,7 +285,7 @@ class Made:
     elsewhere: bool = False  # another command is running it, or has finished it
     error: str = ""
     details: str = ""  # where an unexpected error came from
-    fatal: bool = False  # no row can be kept any more: a full disk
+    fatal: bool = False  # no row can be kept any more
 
 
 def make(task: Task, root: str, device: str | None, workers: int, watch: Watch | None) -> Made:
@@ -309,7 +309,7 @@ def make(task: Task, root: str, device: str | None, workers: int, watch: Watch |
             return Made(error=f"{type(error).__name__}: {error}", details=details)
         try:
             store.append(row)
-        except OSError as error:
+        except (OSError, ConfigError) as error:  # a full disk, or images of another file
             return Made(error=str(error), fatal=True)
     return Made()
 

@@ -8,14 +8,16 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.experiments import TOY, fake_row, filled, python, stored, written
 from vestige.errors import ConfigError
 from vestige.lab.definition import Experiment
-from vestige.lab.grid import tasks_of
+from vestige.lab.grid import Task, tasks_of
 from vestige.lab.rows import ROWS, TORN, Rows, RowStore, merge
+from vestige.lab.setting import config_hash
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def test_a_full_disk_keeps_every_finished_row(tmp_path: Path, toy: Experiment) -
         from pathlib import Path
         from tests.support.experiments import fake_row
         from vestige.lab.reading import read
-        from vestige.lab.grid import tasks_of
+        from vestige.lab.grid import Task, tasks_of
         from vestige.lab.rows import RowStore
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         tasks = list(tasks_of(read(Path(sys.argv[1])), {}, ("published",)))
@@ -164,16 +166,53 @@ def test_rows_made_elsewhere_are_merged(tmp_path: Path, toy: Experiment) -> None
         merge(store, tmp_path / "nothing")
 
 
+def of_images(task: Task, digest: str) -> dict[str, Any]:
+    return fake_row(task) | {"dataset": "digits", "data": digest}
+
+
+OTHER = r"another digits .* keep them in a folder of their own"
+
+
 def test_rows_of_another_version_of_the_data_are_not_merged(
     tmp_path: Path, toy: Experiment
 ) -> None:
     """The same name and range, and other images: nothing of it is added."""
     tasks = filled(tmp_path / "there", toy)
     here, there = RowStore(tmp_path / "here"), RowStore(tmp_path / "other")
-    facts = {"dataset": "digits"}
-    here.append(fake_row(tasks[0]) | facts | {"data": "0123456789abcdef"})
-    there.append(fake_row(tasks[1]) | facts | {"data": "0123456789abcdef"})
-    there.append(fake_row(tasks[2]) | facts | {"data": "fedcba9876543210"})
-    with pytest.raises(ConfigError, match=r"another digits .* keep them in a folder of their own"):
+    here.append(of_images(tasks[0], "0123456789abcdef"))
+    there.append(of_images(tasks[1], "fedcba9876543210"))
+    there.append(of_images(tasks[2], "fedcba9876543210"))
+    with pytest.raises(ConfigError, match=OTHER):
         merge(here, tmp_path / "other" / ROWS)
     assert len(here.refresh()) == 1
+
+
+def test_a_row_of_another_version_of_the_data_is_not_added(tmp_path: Path, toy: Experiment) -> None:
+    """Rows of one file, also those of another process, and then one of another file."""
+    tasks = filled(tmp_path / "there", toy)
+    store, other = RowStore(tmp_path / "here"), RowStore(tmp_path / "here")
+    store.append(of_images(tasks[0], "0123456789abcdef"))
+    before = (tmp_path / "here" / ROWS).read_bytes()
+    with pytest.raises(ConfigError, match=OTHER) as refusal:
+        other.append(of_images(tasks[1], "fedcba9876543210"))
+    assert "\n" not in str(refusal.value) and tasks[1].hash in str(refusal.value)
+    assert (tmp_path / "here" / ROWS).read_bytes() == before
+    other.append(of_images(tasks[1], "0123456789abcdef"))
+    other.append(fake_row(tasks[2]))  # a point of a study, or a user's own data: no digest
+    elsewhere = tasks[3].config | {"train_range": [0, 200]}
+    row = of_images(tasks[3], "fedcba9876543210") | {"config": elsewhere}
+    other.append(row | {"hash": config_hash(elsewhere)})  # other images, another digest
+    assert len(store.refresh()) == 4
+
+
+def test_a_file_with_rows_of_two_versions_of_the_data_is_not_read(
+    tmp_path: Path, toy: Experiment
+) -> None:
+    """A report would average them."""
+    tasks = filled(tmp_path / "there", toy)
+    rows = [of_images(tasks[0], "0123456789abcdef"), of_images(tasks[1], "fedcba9876543210")]
+    (tmp_path / ROWS).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    reader = Rows(tmp_path)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=OTHER):
+            reader.refresh()
