@@ -14,7 +14,7 @@ from vestige.lab.sweeps import StudySetting, StudySettings
 PRINTED = "accuracy std low high seconds relative depth memory_ratio epsilon".split()
 RUN_KEYS = (
     *"model lr lot epochs train_range test_range noise_multiplier group_noise_multiplier".split(),
-    *"clip clipping momentum delta accountant averaging views precision".split(),
+    *"clip clipping momentum delta accountant averaging views precision epsilon".split(),
 )
 Printed = dict[Annotated[str, one_of(PRINTED)], Number]
 
@@ -46,6 +46,24 @@ class Protocol(Runs):
     """What all runs share."""
 
     datasets: list[Text]
+
+
+class Ranges(Model):
+    """The images of one dataset, where they are others than the protocol's and the fair column's.
+
+    A smoke run has the protocol's for every dataset.
+    """
+
+    train_range: Span | None = None
+    test_range: Span | None = None
+    tuning_range: Span | None = None
+    validation_range: Span | None = None
+
+    @property
+    def of_runs(self) -> dict[str, Any]:
+        """What is given of all runs, as arguments of RunSetting."""
+        given = {"train_range": self.train_range, "test_range": self.test_range}
+        return {name: span for name, span in given.items() if span}
 
 
 class MethodRuns(Runs):

@@ -1,9 +1,10 @@
 """An experiment as data: what a TOML file says, as pydantic models.
 
 A file has a header (name, title, paper, item, what the paper claims, what it leaves open and we
-`assumed`), a `[protocol]` that all runs share, one `[[arm]]` for each curve or line of a table,
-perhaps a `[grid]` of protocol values that every arm is run at, the methods that are `[[absent]]`
-here, and a `[fair]` column. A study of directions has one `[[sweep]]` for each panel instead.
+`assumed`), a `[protocol]` that all runs share, perhaps `[ranges.NAME]` with images of one dataset,
+one `[[arm]]` for each curve or line of a table, perhaps a `[grid]` of protocol values that every
+arm is run at, the methods that are `[[absent]]` here, and a `[fair]` column. A study of directions
+has one `[[sweep]]` for each panel instead.
 docs/experiments.md describes every key.
 """
 
@@ -25,6 +26,7 @@ from vestige.lab.arms import (
     FairArm,
     Protocol,
     Quick,
+    Ranges,
     Runs,
     check_labels,
 )
@@ -64,6 +66,7 @@ class Experiment(Model):
     targets: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
     device: str = "cpu"
     protocol: Protocol = Protocol(datasets=[])
+    ranges: dict[str, Ranges] = Field(default_factory=dict)  # by dataset
     arms: list[Arm] = Field(default=[], alias="arm")
     absent: list[Absent] = Field(default=[])
     grid: Grid = Field(default_factory=dict)
@@ -116,9 +119,10 @@ class Experiment(Model):
                 f"reference = {self.reference!r} is the label of no arm: choose one of "
                 f"{', '.join(labels)}."
             )
-        for dataset in self.targets:
-            if dataset not in self.datasets:
-                raise refuse(f"targets has {dataset!r}, none of the experiment's datasets.")
+        for table, named in (("targets", self.targets), ("ranges", self.ranges)):
+            for dataset in named:
+                if dataset not in (*self.datasets, *self.fair_datasets):
+                    raise refuse(f"{table} has {dataset!r}, none of the experiment's datasets.")
         return self
 
     def variants(self) -> Iterator[dict[str, Any]]:
@@ -131,7 +135,8 @@ class Experiment(Model):
         self, arm: Arm, dataset: str, variant: Mapping[str, Any], seed: int
     ) -> RunSetting | Reading:
         """A run of the published column."""
-        values = _merged(self.protocol.values, arm.values, variant)
+        images = self._images(dataset).of_runs
+        values = _merged(self.protocol.values, images, arm.values, variant)
         if arm.plain is not None:
             names = Reading.model_fields.keys() & values.keys()
             values = {name: values[name] for name in names} | arm.plain
@@ -143,14 +148,19 @@ class Experiment(Model):
     ) -> RunSetting:
         """A run of the fair column, measured on the validation images if it is for tuning."""
         assert self.fair is not None
-        values = _merged(self.protocol.values, self.fair.protocol.values, arm.values)
+        own, fair = self._images(dataset), self.fair
+        values = _merged(self.protocol.values, own.of_runs, fair.protocol.values, arm.values)
         values = {name: value for name, value in values.items() if name not in _NOISE}
         if tuning:
-            values |= {"test_range": None, "validation_range": self.fair.validation_range}
-            values["train_range"] = self.fair.tuning_range or values["train_range"]
+            held_out = own.validation_range or fair.validation_range
+            values |= {"test_range": None, "validation_range": held_out}
+            values["train_range"] = own.tuning_range or fair.tuning_range or values["train_range"]
         values |= {"epsilon": epsilon, "lr": chosen.rate}
         values["settings"] = values["settings"] | chosen.settings
         return RunSetting(dataset=dataset, seed=seed, **values)
+
+    def _images(self, dataset: str) -> Ranges:
+        return self.ranges.get(dataset, Ranges())
 
     def with_seeds(self, seeds: int | None) -> Experiment:
         """The experiment with another number of seeds in both columns."""
@@ -172,6 +182,7 @@ class Experiment(Model):
             values = {"epochs": 2} | quick.values
             changes = {
                 "seeds": quick.seeds,
+                "ranges": {},
                 "protocol": self.protocol.model_copy(update=values),
                 "arms": [_without(arm, values) for arm in self.arms],
                 "fair": self.fair and _quick_fair(self, self.fair, values),

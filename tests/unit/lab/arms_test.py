@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.experiments import FAIR, TOY, quiet, written
 from vestige.errors import ConfigError
+from vestige.lab.arms import Candidate
 from vestige.lab.grid import chosen, tasks_of
 from vestige.lab.rows import Rows
 from vestige.lab.runner import Request
@@ -62,6 +63,42 @@ def test_tuning_may_train_on_fewer_images_than_the_final_runs(tmp_path: Path) ->
     )
     tuning = [task for task in tasks_of(toy, {}, ("fair",)) if task.role == "tuning"]
     assert {tuple(task.config["train_range"]) for task in tuning} == {(0, 300)}
+
+
+RANGES = """
+[ranges.digits]
+train_range = [0, 200]
+tuning_range = [0, 150]
+validation_range = [400, 450]
+"""
+
+
+def test_a_dataset_may_have_images_of_its_own(tmp_path: Path) -> None:
+    toy = written(tmp_path, TOY + RANGES + FAIR)
+    published = toy.run(toy.arms[0], "digits", {}, 0)
+    assert (published.train_range, published.test_range) == ([0, 200], [0, 100])
+    spans = {
+        task.role: (task.config["train_range"], task.config["validation_range"])
+        for task in tasks_of(toy, {}, ("fair",))
+    }
+    assert spans == {"tuning": ([0, 150], [400, 450])}
+    assert toy.fair is not None
+    final = toy.fair_run(toy.fair.arms[0], "digits", 2.0, Candidate(0.1, {}), 0, tuning=False)
+    assert (final.train_range, final.test_range) == ([0, 200], [0, 100])
+    smoke = toy.quickened()
+    assert smoke.run(smoke.arms[0], "digits", {}, 0).train_range == [0, 300]
+
+
+def test_ranges_are_of_a_dataset_of_the_experiment(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ranges has 'mnist'"):
+        written(tmp_path, TOY + RANGES.replace("digits", "mnist"))
+
+
+def test_an_arm_may_solve_for_its_noise(tmp_path: Path) -> None:
+    toy = written(tmp_path, TOY + "epsilon = 3.0\n")
+    first, second = (toy.run(arm, "digits", {}, 0) for arm in toy.arms)
+    assert (first.epsilon, first.noise_multiplier) == (None, 1.0)
+    assert (second.epsilon, second.noise_multiplier) == (3.0, None)
 
 
 def test_a_tuning_seed_is_no_reported_one(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import pytest
 from tests.support.program import run, run_json
 from vestige.errors import ConfigError
 from vestige.lab import catalogue
-from vestige.lab.grid import Plan, tasks_of
+from vestige.lab.grid import Plan, fair_cells, tasks_of
+from vestige.lab.setting import config_hash
+from vestige.train.recipes.catalogue import RECIPES
 
 NAMES = [
     "fo-fig1",
@@ -47,6 +49,9 @@ NAMES = [
     "sma-cnn",
     "scatter",
     "scatter-memory",
+    "scatter-slices",
+    "wrn",
+    "wrn-memory",
     "sma-tab3-constants",
     "geodp-fig3",
     "geodp-fig4",
@@ -163,15 +168,12 @@ def test_no_experiment_trains_on_its_validation_images() -> None:
         if experiment.fair is None:
             continue
         whole = name.startswith("scatter")  # all records, of which the tuning runs leave out some
-        held_out = [45000, 50000] if whole else [5000, 7000]
-        assert experiment.fair.validation_range == held_out
         for task in tasks_of(experiment, {}, ("fair",)):
-            tuning = task.role == "tuning"
-            trained = [0, 45000 if tuning else 50000] if whole else [0, 5000]
-            assert task.config["train_range"] == trained
-            if tuning:
-                assert task.config["test_range"] is None
-                assert task.config["validation_range"] == held_out
+            trained, held_out = task.config["train_range"], task.config["validation_range"]
+            assert task.role == "tuning" and task.config["test_range"] is None
+            assert trained[0] == 0 and trained[1] <= held_out[0]
+            if not whole:
+                assert (trained, held_out) == ([0, 5000], [5000, 7000])
 
 
 @pytest.mark.parametrize("name", ["fo-tab3", "fo-fig1", "sma-tab2", "sma-fig2"])
@@ -190,3 +192,61 @@ def test_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"title", "paper", "published", "tuning", "fair"} <= listed[0].keys()
     shown = run("reproduce --list").stdout
     assert all(name in shown for name in NAMES)
+
+
+def runs(name: str, role: str) -> list[tuple[str, dict[str, Any]]]:
+    """The arm and the configuration of every fair run; the first rate counts as the best one."""
+    experiment = catalogue.find(name)
+    assert experiment.fair is not None
+    tuning = role == "tuning"
+    return [
+        (arm.label, experiment.fair_run(arm, data, epsilon, best, seed, tuning).config())
+        for data, epsilon, arm in fair_cells(experiment)
+        for best in (arm.candidates() if tuning else arm.candidates()[:1])
+        for seed in (experiment.fair.tuned_with if tuning else experiment.fair.reported)
+    ]
+
+
+def test_the_question_at_this_level_is_tuned_alike_and_on_other_images_and_seeds() -> None:
+    experiment = catalogue.find("scatter-memory")
+    assert experiment.fair is not None and experiment.fair.margin
+    arms = {arm.label: arm for arm in experiment.fair.arms}
+    assert next(iter(arms)) == "DP-SGD, averaged" and arms["DP-SGD, averaged"].averaged
+    methods = {"dp-sgd", "fo", "sma", "fractional-noise", "banded-inverse", "disk", "dp-adam"}
+    assert {arm.method for arm in arms.values()} == methods
+    for label in (name for name in arms if not name.endswith("averaged")):
+        assert arms[label].rates == arms[f"{label}, averaged"].rates
+    spans = {"cifar10": (50000, 45000, 50000), "mnist": (60000, 55000, 60000)}
+    for role, seeds in (("tuning", 5), ("final", 10)):
+        made = runs("scatter-memory", role)
+        assert len({config_hash(config) for _, config in made}) * 2 == len(made)
+        for label, config in made:
+            whole, first, end = spans[config["dataset"]]
+            assert config["train_range"] == [0, whole if role == "final" else first], label
+            if role == "tuning":
+                assert config["validation_range"] == [first, end]
+            else:
+                assert config["test_range"] == [0, 10000]
+        assert len({config["seed"] for _, config in made}) == seeds
+    tuned, final = ({c["seed"] for _, c in runs("scatter-memory", r)} for r in ("tuning", "final"))
+    assert not tuned & final
+
+
+def test_slices_are_within_what_the_shared_files_hold() -> None:
+    for role in ("tuning", "final"):
+        for _, config in runs("scatter-slices", role):
+            assert config["dataset"] in ("svhn", "cifar100")
+            assert config["train_range"][1] <= 10000
+            assert (config["test_range"] or config["validation_range"])[1] <= 10000
+            assert config["test_range"] is None or config["test_range"][1] <= 5000
+
+
+def test_wide_networks_are_the_recipes_at_epsilon_8() -> None:
+    recipe = RECIPES["wrn"].settings
+    for name in ("wrn", "wrn-memory"):
+        experiment = catalogue.find(name)
+        arms = {arm.label: arm for arm in experiment.arms}
+        assert arms[experiment.reference].averaged and experiment.seeds == 3
+        for task in tasks_of(experiment, {}):
+            assert {key: task.config[key] for key in recipe} == dict(recipe)
+            assert task.config["target_epsilon"] == 8.0 and task.config["noise_multiplier"] is None
