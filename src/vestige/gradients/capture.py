@@ -89,7 +89,7 @@ class Capture(TorchFunctionMode, BackwardPass):
         self._state: list[tuple[int, int]] = []
         self._parts = list(module.modules())
         self._refused: PrivacyError | None = None  # what a pass that failed has kept
-        self._handles: list[Any] = []
+        self.handles: list[Any] = []  # of the hooks, while they are on the model
         self._calling = Interruptible(self)
 
     # -- attaching to the model -------------------------------------------------------------
@@ -97,23 +97,23 @@ class Capture(TorchFunctionMode, BackwardPass):
     def attach(self) -> None:
         """Put the hooks on the model."""
         enter, leave = Hook(self._enter_forward), Hook(self._leave_forward)
-        self._handles = [
+        self.handles = [
             self.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
             self.module.register_forward_hook(leave, always_call=True),
         ]
         for norm in (part for part in self._parts if isinstance(part, _BatchNorm)):
-            self._handles.append(norm.register_forward_pre_hook(Hook(refuse_training)))
+            self.handles.append(norm.register_forward_pre_hook(Hook(refuse_training)))
         self._calling.put_on(self.module)
         for slot in self.groups.slots:
-            self._handles.append(slot.parameter.register_hook(Guard(slot.name)))
-        self._handles.append(self.shards.attach())
+            self.handles.append(slot.parameter.register_hook(Guard(slot.name)))
+        self.handles.append(self.shards.attach())
 
     def detach(self) -> None:
         """Take the hooks off again."""
         self.stop_watching()
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
-        self._handles.clear()
+        self.handles.clear()
         self._calling.take_off(self.module)
 
     def start(self, batch: Batch) -> None:
