@@ -253,7 +253,7 @@ def _prepared(run: RunSetting, device: str) -> tuple[Dataset, str]:
     assert held_out is not None
     tuning = run.validation_range is not None
     asked = run.dataset, tuple(run.train_range), tuple(held_out), tuning
-    return _featured(*asked, device) if run.model == "scatter" else _load(*asked)
+    return _featured(*asked, device) if run.model.startswith("scatter") else _load(*asked)
 
 
 @functools.lru_cache(maxsize=2)  # what is tuned on, and what is reported

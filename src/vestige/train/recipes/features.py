@@ -84,6 +84,22 @@ def scatter(shape: tuple[int, ...], classes: int) -> OnFeatures:
     return OnFeatures(scattered(shape), head, made)
 
 
+def scatter_cnn(shape: tuple[int, ...], classes: int) -> OnFeatures:
+    """A small convolutional network on scattering features, as Tramer and Boneh's for CIFAR-10."""
+    channels, height, width = shape
+    made = (81 * channels, height // 4, width // 4)
+    head = nn.Sequential(
+        nn.Conv2d(made[0], 64, 3, padding=1),
+        nn.Tanh(),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(64 * -(-made[1] // 2) * -(-made[2] // 2), classes),
+    )
+    return OnFeatures(scattered(shape), head, made)
+
+
 def probe(
     module: nn.Module, name: str, shape: tuple[int, ...], head: Callable[[tuple[int, ...]], Any]
 ) -> OnFeatures:
