@@ -19,7 +19,7 @@ from vestige.methods import METHODS
 ALL = "methods,tiny_lots"
 REFUSED = (
     "other_order,other_settings,other_parameters,refused_on_one,other_noise,forgotten,"
-    "same_shards,split_users,late_group,exhausted,apart,wrapped"
+    "same_shards,split_users,late_group,exhausted,apart,wrapped,wrapped_later"
 )
 WORLDS = {
     1: ALL,
@@ -158,6 +158,12 @@ def test_a_model_inside_distributed_data_parallel_is_refused(two):
         assert whole.startswith("the model is wrapped in DistributedDataParallel, which adds up")
         assert inner.startswith("module '0' is wrapped in DistributedDataParallel")
         assert "pass the module inside it" in whole and "pass the module inside it" in inner
+
+
+def test_a_model_that_was_put_into_it_later_is_refused_in_training(two):
+    for rank in (rank["wrapped_later"] for rank in two):
+        assert all("call the module inside it" in said for said in rank["errors"])
+        assert rank["released"] == [0, 1]
 
 
 def test_ranks_with_records_in_another_order_are_refused(two):

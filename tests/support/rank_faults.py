@@ -217,3 +217,18 @@ def wrapped(folder):
             for m in (inside, nn.Sequential(inside))
         ]
     }
+
+
+def wrapped_later(folder):
+    """A model inside DistributedDataParallel since make_private, trained; then without it."""
+    said = []
+    for check in (True, False):
+        engine, model, optimizer, loader = private("dp-sgd", self_check=check)
+        outside = DistributedDataParallel(model)
+        said.append(refused(lambda made=(engine, outside, optimizer, loader): run(*made, 1)))
+        engine.abandon_lot()
+        released = engine.released
+        run(engine, model, optimizer, loader, 1)
+        with torch.no_grad():
+            outside(torch.zeros(2, 5).double())
+    return {"errors": [one["error"] for one in said], "released": [released, engine.released]}
