@@ -16,10 +16,10 @@ from tests.support.rank_program import VARIANTS
 from tests.support.ranks import finish, start, together
 from vestige.methods import METHODS
 
-ALL = "methods,tiny_lots"
+ALL = "methods,tiny_lots,spectra"
 REFUSED = (
     "other_order,other_settings,other_parameters,refused_on_one,other_noise,forgotten,"
-    "same_shards,split_users,late_group,exhausted,apart,wrapped,wrapped_later"
+    "same_shards,split_users,late_group,exhausted,apart,apart_spectra,wrapped,wrapped_later"
 )
 WORLDS = {
     1: ALL,
@@ -75,6 +75,16 @@ def test_most_shares_may_be_empty(world):
     for rank in world:
         assert rank["tiny_lots"]["released"] == 200
         assert torch.equal(rank["tiny_lots"]["weights"], world[0]["tiny_lots"]["weights"])
+
+
+def test_every_rank_finds_the_spectra_of_its_share_of_the_matrices(world):
+    """All have the bits that each has found; weights that somebody changed are read on all."""
+    every = world[0]["spectra"]["shapes"][3]
+    assert len(every) == 3
+    for number, rank in enumerate(one["spectra"] for one in world):
+        own = every[number :: len(world)]
+        assert rank["shapes"] == [own, own, own, every, own]
+        assert rank["told"] == world[0]["spectra"]["told"]
 
 
 def test_whatever_seeds_and_weights_the_ranks_began_with(two):
@@ -205,6 +215,11 @@ def test_a_rank_that_has_come_apart_stops_all(two):
     for rank in (rank["apart"] for rank in two):
         assert rank["error"].startswith("rank 1 has come apart from rank 0: its weights differ.")
         assert rank["released"] == 1
+
+
+def test_a_rank_that_reads_its_spectra_again_alone_stops_all(two):
+    for rank in (rank["apart_spectra"] for rank in two):
+        assert "rank 1 has come apart from rank 0: its weights" in rank["error"]
 
 
 def test_ranks_with_other_settings_are_refused(two):

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support import rank_program
 from tests.support.small_runs import N, closure_of, flat, private, run
+from tests.support.spectra_runs import looked_at
 from vestige import PrivacyEngine
 from vestige.errors import VestigeError
 from vestige.methods import METHODS, SMA, resolve
@@ -106,6 +107,11 @@ def frozen(folder):
 def full(folder):
     """All parameters are trained, in shards."""
     return {name: releases(True, **case) for name, case in CASES.items()}
+
+
+def spectra(folder):
+    """Which matrices this rank looks at for SMA, all of which lie in shards."""
+    return looked_at(model(True), self_check=False)
 
 
 def every_method(folder):

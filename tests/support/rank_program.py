@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.support import rank_faults
 from tests.support.rank_faults import records, refused
 from tests.support.small_runs import N, closure_of, flat, net, private, run
+from tests.support.spectra_runs import looked_at
 from vestige import PrivacyEngine
 from vestige.errors import VestigeError
 from vestige.methods import METHODS
@@ -93,6 +94,14 @@ def sharded(folder):
     rank, world = dist.get_rank(), dist.get_world_size()
     cuts = [round(N * (r / world) ** 0.8) for r in range(world + 1)]
     return inclusion(folder, slice(cuts[rank], cuts[rank + 1]), sharded=True, dataset_size=N)
+
+
+def spectra(folder):
+    """Which matrices this rank looks at for SMA."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 3)]
+    return looked_at(nn.Sequential(*layers).double())
 
 
 def inclusion(folder, own=slice(None), **options):

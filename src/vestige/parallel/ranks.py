@@ -62,7 +62,7 @@ class Ranks:
             )
         self.world = dist.get_world_size(group) if group else 1
         self._first = dist.get_global_rank(group, 0) if group else 0
-        self._cpu = _on_cpu(group) if group else None
+        self.cpu = _on_cpu(group) if group else None
         self._message: Tensor | None = None
         self._places: list[tuple[str, int]] = []  # machine and process of every rank
         self._places = self._each_has((socket.gethostname(), os.getpid()))
@@ -114,7 +114,7 @@ class Ranks:
             return value
         box = [value]
         with self.together("agree"):
-            dist.broadcast_object_list(box, src=self._first, group=self._cpu)
+            dist.broadcast_object_list(box, src=self._first, group=self.cpu)
         return box[0]
 
     def decided(self, decide: Callable[[], _T]) -> _T:
@@ -285,7 +285,7 @@ class Ranks:
             return [value]
         every: list[Any] = [None] * self.world
         with self.together("compare what they have"):
-            dist.all_gather_object(every, value, group=self._cpu)
+            dist.all_gather_object(every, value, group=self.cpu)
         return every
 
     def each_at(self, place: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -293,7 +293,7 @@ class Ranks:
         own = torch.tensor(place, dtype=torch.int64)
         every = [torch.empty_like(own) for _ in range(self.world)]
         with self.together("meet"):
-            dist.all_gather(every, own, group=self._cpu)
+            dist.all_gather(every, own, group=self.cpu)
         return [tuple(one.tolist()) for one in every]
 
     def _compare(self, every: list[list[float]]) -> None:
