@@ -1,4 +1,4 @@
-"""One rank of an example, forked by `ranks.py` with what torchrun would put into its environment."""
+"""One rank of an example, forked by `ranks.py`, with the environment that torchrun would make."""
 
 from __future__ import annotations
 

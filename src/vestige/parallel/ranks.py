@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _SEEN = ("weights", "last release", "place in the run", "noise or bounds")
 _UNSAID = ("records",)  # private: only that they differ is told
+_LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # torchrun, Open MPI, MPICH
+_SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _PATIENCE = 5.0  # seconds until a process whose connection broke is seen to be gone
 
 
@@ -75,13 +77,13 @@ class Ranks:
         """
         if group is None and dist.is_available() and dist.is_initialized():
             group = dist.group.WORLD
-        count = int(os.environ.get("WORLD_SIZE") or 1)
+        count, told = launched()
         if group is None and count > 1:
             raise ConfigError(
-                f"this is one of {count} processes (WORLD_SIZE) without a process group: each of "
+                f"this is one of {count} processes ({told}) without a process group: each of "
                 "them would draw lots of its own from all records and report an epsilon for itself "
                 "alone. Call torch.distributed.init_process_group('gloo' or 'nccl') before "
-                "make_private, or unset WORLD_SIZE if there is only one."
+                "make_private, or set WORLD_SIZE=1 if there is only one."
             )
         return cls(group)
 
@@ -337,6 +339,17 @@ class Ranks:
             time.sleep(0.1)  # a connection breaks before the process is gone
         others = sorted({host for host, _ in self._places} - {socket.gethostname()})
         return f"a rank on {' or '.join(others) or 'this machine'} does not answer."
+
+
+def launched() -> tuple[int, str]:
+    """How many processes a launcher has started together, and the variable that says so.
+
+    SLURM's number is also that of an allocation in which nothing was started yet: it counts only
+    for a process that has a number itself.
+    """
+    names = [*_LAUNCHERS, *(_SLURM if "SLURM_PROCID" in os.environ else ())]
+    told = next((name for name in names if os.environ.get(name)), _LAUNCHERS[0])
+    return int(os.environ.get(told) or 1), told
 
 
 def _is_alive(process: int) -> bool:
