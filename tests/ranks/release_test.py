@@ -23,7 +23,8 @@ REFUSED = (
 )
 WORLDS = {
     1: ALL,
-    2: f"{ALL},own_seeds,noise,inclusion,sharded,masks,dropout,resumed,{REFUSED}",
+    2: f"{ALL},own_seeds,noise,inclusion,sharded,masks,dropout,resumed,key_apart,{REFUSED},"
+    "default_backend",
     4: f"{ALL},inclusion,sharded,subgroup",
 }
 
@@ -73,8 +74,9 @@ def test_every_rank_has_the_same_bits(world):
 
 def test_most_shares_may_be_empty(world):
     for rank in world:
-        assert rank["tiny_lots"]["released"] == 200
-        assert torch.equal(rank["tiny_lots"]["weights"], world[0]["tiny_lots"]["weights"])
+        for method, reached in rank["tiny_lots"].items():
+            assert reached["released"] == 200
+            assert torch.equal(reached["weights"], world[0]["tiny_lots"][method]["weights"])
 
 
 def test_every_rank_finds_the_spectra_of_its_share_of_the_matrices(world):
@@ -115,6 +117,15 @@ def test_every_record_is_on_one_rank_and_in_a_quarter_of_the_lots(walked, count,
         )
         between = torch.corrcoef(torch.stack([first, second]))[0, 1]
         assert abs(float(between)) < 5 / math.sqrt(len(lots))
+
+
+@pytest.mark.parametrize("task", ["key_apart", "default_backend"])
+def test_the_key_is_never_in_the_store(task, two):
+    """It travels from rank to rank; what is put into the store would be found there."""
+    for rank in (rank[task] for rank in two):
+        assert rank["found"] == []
+        assert rank["seen"] == ["raw", "hex", "base64", "repr"]
+    assert task == "key_apart" or two[0][task]["backend"] != "gloo"
 
 
 def test_no_two_ranks_draw_the_same_masks(two):

@@ -122,7 +122,7 @@ def every_method(folder):
 def tiny_lots(folder):
     """Lots of one record on average: most shares are empty."""
     case = {"method": "dp-sgd", "sample_rate": 1 / N, "max_physical_batch_size": 1}
-    return {full: releases(full, 8, **case) for full in (False, True)}
+    return {full: releases(full, 30, **case) for full in (False, True)}
 
 
 def _to_save(full):

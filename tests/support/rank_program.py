@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.support import rank_faults
+from tests.support import rank_faults, rank_secrets
 from tests.support.rank_faults import records, refused
 from tests.support.small_runs import N, closure_of, flat, net, private, run
 from tests.support.spectra_runs import looked_at
@@ -58,9 +58,12 @@ def methods(folder):
 
 def tiny_lots(folder):
     """200 lots of two records on average: most shares are empty."""
-    engine, *rest = private("dp-sgd", sample_rate=2 / N)
-    run(engine, *rest, 200)
-    return {"weights": flat(rest[0].parameters()), "released": engine.released}
+    reached = {}
+    for method in ("dp-sgd", "fo"):
+        engine, *rest = private(method, sample_rate=2 / N)
+        run(engine, *rest, 200)
+        reached[method] = {"weights": flat(rest[0].parameters()), "released": engine.released}
+    return reached
 
 
 def own_seeds(folder):
@@ -259,7 +262,7 @@ def main(task, rank, world, folder, tasks=None):
             world_size=world,
             timeout=timedelta(seconds=300),
         )
-    every = tasks or vars(rank_faults) | globals()
+    every = tasks or vars(rank_faults) | vars(rank_secrets) | globals()
     for one in task.split(","):
         torch.save(every[one](folder), folder / f"{one}.{rank}.pt")
     os._exit(0)  # a rank that is gone must not hold the others up
