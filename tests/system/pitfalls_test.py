@@ -577,14 +577,12 @@ def test_pitfall_18_a_loss_scaler_cannot_skip_a_release_unnoticed():
     before = weights(model)
     scaler = torch.amp.GradScaler("cpu")
     x, y = next(iter(loader))
-    try:
-        scaler.scale(F.cross_entropy(model(x), y)).backward()  # a factor that is no Python number
+    with pytest.raises(PrivacyError, match=r"GradScaler \(leave it out: bf16 autocast needs no"):
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+    with pytest.raises(AssertionError, match="No inf checks were recorded"):  # torch's own
         scaler.step(optimizer)
-    except (AssertionError, VestigeError):
-        assert engine.released == 0
-        assert torch.equal(weights(model), before)
-    else:
-        assert engine.released == engine.ledger.steps == 1
+    assert engine.released == 0
+    assert torch.equal(weights(model), before)
 
 
 # -- examples that meet ---------------------------------------------------------------------

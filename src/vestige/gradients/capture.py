@@ -38,10 +38,11 @@ from vestige.gradients.hooks import (
     Interruptible,
     Refusal,
     changed_by_forward,
+    refuse_around_the_model,
     refuse_training,
     versions,
 )
-from vestige.gradients.recompute import Recomputation, refuse_around_the_model
+from vestige.gradients.recompute import Recomputation
 from vestige.gradients.refs import Ref, Source, Uncovered, does_not_fit, overlaps, tensors_in
 from vestige.gradients.rows import Meeting, Rows, Summed
 from vestige.gradients.rules import RULES

@@ -254,8 +254,9 @@ class LossGraph:
             verb = "divides" if name == "Div" else "multiplies"
             raise PrivacyError(
                 f"the loss {verb} by a tensor of shape {tuple(other.shape)} that has no rows of the"
-                " batch, such as a count of all its tokens, which would couple its rows. A constant"
-                f" must be a Python number. {_ROW_FORM}"
+                " batch, which could couple them: a count of all its tokens, or the scale of "
+                "torch.amp.GradScaler (leave it out: bf16 autocast needs no scaler). A constant "
+                f"must be a Python number. {_ROW_FORM}"
             )
         multiply(node, other / count)
         return _Way(Place.SCALAR, way.numbers, averaged=True, whole=not one)
