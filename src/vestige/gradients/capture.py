@@ -51,7 +51,7 @@ from vestige.gradients.sharded_collector import collector_of
 from vestige.gradients.shards import Shards
 from vestige.gradients.tracker import Tracker
 from vestige.gradients.uses import Use
-from vestige.sampling.forward_randomness import LotStream, untouched
+from vestige.sampling.forward_randomness import LotStream
 from vestige.sampling.loader import Batch
 
 
@@ -151,8 +151,7 @@ class Capture(TorchFunctionMode, BackwardPass):
         if watched and self._refused is not None:
             raise self._refused
         if watched and self._forward is None and self.before_forward is not None:
-            with untouched(stream):
-                self.before_forward(args, kwargs)
+            self.before_forward(args, kwargs)
         self._calls.append(False)  # the leaving hook runs even if what follows raises
         if len(self._calls) == 1 and stream is not None:
             self._stream = stream
