@@ -9,17 +9,18 @@ that length by chance, but keeps it in batches of another size, where labels cha
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.utils.weak import WeakIdKeyDictionary
 
 from vestige.gradients.apart import BY_NUMBER
 from vestige.gradients.layouts import Layouts
 from vestige.gradients.nodes import (
-    KEEPS,
     SPREADS,
     below,
     is_leaf,
@@ -35,23 +36,30 @@ _PRODUCTS = {"Mm": 0, "Bmm": 0, "Addmm": 1, "Baddbmm": 1}  # the place of the le
 _LOSSES = {"MseLoss", "SmoothL1Loss", "HuberLoss"}  # which spread their target by themselves
 _ENTRYWISE = BY_NUMBER - {"nllloss", "nlllossnd"} | {name.lower() for name in _LOSSES}
 _REPEATS = {"Repeat", "Index", "IndexSelect", "Gather"}
-_UNSAVED = {"Add", "Sub", "Rsub", "Where", "Lerp", "Addcmul", "Addcdiv"}  # not all they were given
+# These do not save all that they were given.
+_UNSAVED = {"Add", "Sub", "Rsub", "Where", "Lerp", "Addcmul", "Addcdiv", *_PRODUCTS}
 _WEIGHTED = {"Mul", "Div", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"}  # by class
 _SAVED = ("self", "other", "target", "condition", "mask", "min", "max", "exponent", "weight")
+_REMEDY = (
+    "an output (rows, 1) beside a target (rows,) does this: give both one shape, by "
+    "target.unsqueeze(1) or output.squeeze(1)"
+)
 _GIVEN = "vestige given"  # on a node: the shapes of what it was given
 
 
-class Lengths:
-    """The lengths of axes that constants or labels have given to outputs, batch by batch."""
+class Operands:
+    """What the loop puts beside outputs: its shapes, and the lengths of its axes batch by batch."""
 
     def __init__(self) -> None:
         # By an operation, an axis (-1 is the last) and its length: the rows of batches that had it.
         self._met: defaultdict[tuple[str, int, int], set[int]] = defaultdict(set)
         self._rows, self._of_labels = 0, set[int]()
+        self._pairs: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of rows with rows, no gradient
 
     def start(self, rows: int, unit_rows: int) -> None:
         """A batch of as many rows, so many for each privacy unit."""
         self._rows, self._of_labels = rows, {rows, rows // unit_rows} - {1}
+        self._pairs.clear()
 
     def may_be_labels(self, operation: str, back: int, length: int) -> bool:
         """Whether such an axis may follow the size of the batch."""
@@ -59,20 +67,51 @@ class Lengths:
         met.add(self._rows)
         return length in self._of_labels and len(met) == 1
 
+    def note(self, made: Any, given: Sequence[Tensor], first: int) -> None:
+        """A function has `made` something of what it was `given`: keep the shapes that no node
+        saves. Its nodes have the sequence numbers from `first` on."""
+        if not isinstance(made, Tensor) or self._rows == 1 or not _has_strides(made):
+            return
+        given = [t for t in given if _has_strides(t)]
+        try:
+            node = made.grad_fn
+        except RuntimeError:
+            return  # one of several views that was written to: torch lets nobody use it
+        if node is None:
+            self._note_pair(made, given)
+        elif not is_leaf(node) and node._sequence_nr() >= first:
+            shapes = [self._own_shape(t) for t in given if not (t.requires_grad or _is_weight(t))]
+            for part in below([node], lambda n: not is_leaf(n) and n._sequence_nr() >= first):
+                if None in [child for child, _ in part.next_functions]:
+                    part.metadata.setdefault(_GIVEN, shapes)
 
-def note_operands(made: Any, given: Iterable[Tensor], first: int) -> None:
-    """A function has `made` something: keep the shapes of what it was `given`, which not all of its
-    nodes save. They have the sequence numbers from `first` on."""
-    try:
-        node = made.grad_fn if isinstance(made, Tensor) else None
-    except RuntimeError:
-        return  # one of several views that was written to: torch lets nobody use it
-    if node is None or is_leaf(node) or node._sequence_nr() < first:
-        return
-    shapes = [_own_shape(t) for t in given if not t.requires_grad]
-    for part in below([node], lambda n: not is_leaf(n) and n._sequence_nr() >= first):
-        if name_of(part) in _UNSAVED:
-            part.metadata.setdefault(_GIVEN, shapes)
+    def _note_pair(self, made: Tensor, given: Sequence[Tensor]) -> None:
+        """Every row beside every row, of tensors that have the rows once."""
+        axes = [at for at, length in enumerate(made.shape) if length == self._rows]
+        if len(axes) < 2 or not given or made.stride().count(0):
+            return
+        with suppress(RuntimeError):
+            if torch.broadcast_shapes(*(t.shape for t in given)) != made.shape:
+                return
+            shapes = [self._own_shape(t) for t in given]
+            if not any(_has(s, [at - made.ndim for at in axes], made.shape) for s in shapes):
+                self._pairs[made] = (*(1 for _ in made.shape[:-1]), made.shape[-1])
+
+    def _own_shape(self, tensor: Tensor) -> Shape:
+        """A tensor's shape without axes along which it was expanded."""
+        pair: Shape | None = self._pairs.get(tensor)
+        shape = zip(tensor.shape, tensor.stride(), strict=True)
+        return pair or tuple(length if stride else 1 for length, stride in shape)
+
+    def of(self, node: Any) -> list[Shape] | None:
+        """The shapes of what an operation was given beside outputs; None if they are not known."""
+        hidden = None in [child for child, _ in node.next_functions]
+        if hidden and _GIVEN in node.metadata:
+            return list(node.metadata[_GIVEN])
+        if hidden and name_of(node) in _UNSAVED:
+            return None
+        saved = [getattr(node, f"_saved_{key}", None) for key in _SAVED]
+        return [self._own_shape(value) for value in saved if isinstance(value, Tensor)]
 
 
 class Broadcasts:
@@ -86,11 +125,11 @@ class Broadcasts:
         self,
         rows: int,
         axis: int,
-        lengths: Lengths,
+        operands: Operands,
         layouts: Layouts,
         inside: Callable[[Any], bool],
     ) -> None:
-        self._rows, self._axis, self._lengths = rows, axis, lengths
+        self._rows, self._axis, self._operands = rows, axis, operands
         self._layouts, self._inside = layouts, inside
         self.unclear: str | None = None  # how rows may meet labels in a node that was asked of
 
@@ -98,23 +137,20 @@ class Broadcasts:
         """How rows meet in a node, if they are seen to."""
         name, out = name_of(node), shape_of(node)
         for back, length in self._added(node, name):
-            if self._lengths.may_be_labels(name, back, length) and not self.unclear:
+            if self._operands.may_be_labels(name, back, length) and not self.unclear:
                 self.unclear = (
                     f"{name} spreads an output of shape {_first_size(node)} along an axis of "
-                    f"{length}, on which may be the labels of all {self._rows} rows. An output "
-                    "(rows, 1) beside a target (rows,) does this: give both one shape, by "
-                    "target.unsqueeze(1) or output.squeeze(1). (A constant of that length is told "
-                    "from labels in batches of another size only.)"
+                    f"{length}, on which may be the labels of all {self._rows} rows ({_REMEDY}; a "
+                    "constant of that length is told from labels in batches of another size only)"
                 )
         axis = row_axis(out, self._axis)
         if name not in SPREADS or len(out) <= axis or out[axis] != self._rows:
             return None
         for child, number in _children(node):
-            shape, layout = _size(child, number), self._layouts.of(child, number)
-            if is_leaf(child) or (layout and any(map(layout.has_rows, range(len(layout.axes))))):
-                continue
-            if ((1,) * (len(out) - len(shape)) + shape)[axis] == 1:
-                return f"{name} spreads an output of shape {shape} over all rows"
+            shape = _size(child, number)
+            if not is_leaf(child) and ((1,) * (len(out) - len(shape)) + shape)[axis] == 1:
+                remedy = f" ({_REMEDY})" if self._row_axes(child, number) else ""
+                return f"{name} spreads an output of shape {shape} over all rows{remedy}"
         return None
 
     def _added(self, node: Any, name: str) -> Iterable[tuple[int, int]]:
@@ -124,7 +160,7 @@ class Broadcasts:
             yield from self._columns(node, _PRODUCTS[name])
         elif name.lower() in _ENTRYWISE:
             yield from self._entrywise(node, name)
-        elif name in KEEPS and name != "Expand":
+        elif name not in ("Expand", "Sum", "Mean"):
             out = shape_of(node)
             same = len(set(children)) == 1 < len(children)
             if name in ("Cat", "Stack") and same and self._row_axes(*children[0]):
@@ -141,7 +177,7 @@ class Broadcasts:
         """The axes that something without rows gives, or is alone in having beside the model."""
         children, out = _children(node), shape_of(node)
         rows = {back for child in children for back in self._row_axes(*child)}
-        given = _operands(node, name)
+        given = self._operands.of(node)
         with suppress(RuntimeError):  # a composed function was given what this part of it was not
             out = torch.broadcast_shapes(out, *(_size(*child) for child in children), *given or [])
         for back in range(-len(out), 0):
@@ -151,22 +187,22 @@ class Broadcasts:
             if made and (given is None or not rows or name in _WEIGHTED):
                 continue
             givers = [s for s in given or [] if _at(s, back) == out[back]]
-            if given is None or any(not _has(s, rows, out) for s in givers):
+            bare = all(_at(_size(*child), back) == 1 for child in children)
+            unseen = bare and not givers and _GIVEN not in node.metadata
+            if given is None or unseen or any(not _has(s, rows, out) for s in givers):
                 yield back, out[back]
 
     def _columns(self, node: Any, first: int) -> Iterable[tuple[int, int]]:
         """The axes of a matrix product that a constant gives, unless it has rows, too."""
         out, inputs = shape_of(node), node.next_functions[first : first + 2]
-        saved_as = (("self", "batch1"), ("mat2", "batch2"))
-        for back, keys, (child, _), (other, number) in zip(
-            (-2, -1), saved_as, inputs, inputs[::-1], strict=True
-        ):
+        for back, (child, _), (other, number) in zip((-2, -1), inputs, inputs[::-1], strict=True):
             if child is None and other is not None and out[back] > 1:
                 rows = self._row_axes(other, number)
-                matrices = [axis for axis in rows if axis < -2]
-                saved = [getattr(node, f"_saved_{key}", None) for key in keys]
-                given = [_own_shape(value) for value in saved if isinstance(value, Tensor)]
-                if back not in rows and not all(_has(s, matrices, out) for s in given or [()]):
+                matrices, given = [axis for axis in rows if axis < -2], self._operands.of(node)
+                if back not in rows and (
+                    given is None
+                    or any(out[back] in s and not _has(s, matrices, out) for s in given)
+                ):
                     yield back, out[back]
 
     def _row_axes(self, node: Any, output: int) -> set[int]:
@@ -221,17 +257,10 @@ def _has(shape: Shape, rows: Collection[int], out: Shape) -> bool:
     return bool(rows) and all(_at(shape, back) == out[back] for back in rows)
 
 
-def _own_shape(tensor: Tensor) -> Shape:
-    """A tensor's shape before it was expanded."""
-    return tuple(
-        1 if not stride else n for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+def _is_weight(tensor: Tensor) -> bool:
+    """Whether a tensor is a frozen layer's, which no label is."""
+    return isinstance(tensor if tensor._base is None else tensor._base, Parameter)
 
 
-def _operands(node: Any, name: str) -> list[Shape] | None:
-    """The shapes of what an operation was given beside outputs; None if they are not known."""
-    if name in _UNSAVED and None in [child for child, _ in node.next_functions]:
-        given: list[Shape] | None = node.metadata.get(_GIVEN)
-        return given
-    saved = [getattr(node, f"_saved_{key}", None) for key in _SAVED]
-    return [_own_shape(value) for value in saved if isinstance(value, Tensor)]
+def _has_strides(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from vestige.errors import PrivacyError
-from vestige.gradients.broadcasts import Broadcasts, Lengths
+from vestige.gradients.broadcasts import Broadcasts, Operands
 from vestige.gradients.layouts import Layouts
 from vestige.gradients.nodes import (
     KEEPS,
@@ -85,7 +85,7 @@ class LossGraph:
 
     `inside` are the sequence numbers [first, last) of the model's own nodes, `elsewhere` those of
     other forward passes, `parameters` the ids of the model's parameters, `axis` that of the rows,
-    `lengths` those of axes in earlier batches.
+    `operands` what the loop has put beside outputs.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class LossGraph:
         elsewhere: Sequence[tuple[int, int]],
         parameters: set[int],
         axis: int,
-        lengths: Lengths,
+        operands: Operands,
     ) -> None:
         self.rows, self.mean, self.axis = rows, mean, axis
         self._inside, self._elsewhere, self._parameters = inside, elsewhere, parameters
         self._layouts = Layouts(rows, axis, self._is_inside)
-        self._broadcasts = Broadcasts(rows, axis, lengths, self._layouts, self._is_inside)
+        self._broadcasts = Broadcasts(rows, axis, operands, self._layouts, self._is_inside)
         self.unread: str | None = None  # an operation that nothing is known about
 
     def check(self, root: Tensor) -> None:

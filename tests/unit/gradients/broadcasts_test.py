@@ -19,6 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using a target size")
 BY_CLASS = torch.linspace(0.5, 2.0, ROWS)  # a constant that is as long as the batch
 
 
+FROZEN = nn.Linear(ROWS, ROWS).requires_grad_(False)
+
+
 class Scores(nn.Module):
     """Numbers for each row; with labels the loss, too."""
 
@@ -94,6 +97,11 @@ REFUSED = {
     "gathered": lambda p, y: (
         p.gather(1, torch.zeros(len(p), len(p), dtype=torch.long)) - y
     ).square().mean(),
+    "frozen prototypes of the lot": lambda p, y: torch.addmm(y, p, y[None]).square().mean(),
+    "a length": lambda p, y: torch.hypot(p, y).mean(),
+    "an advantage without gradient": lambda p, y: (p * (y - p.detach())).mean(),
+    "copied labels": lambda p, y: (p.exp() * y.expand(len(y), -1).clone()).mean(),
+    "compared": lambda p, y: torch.where(p > y, p, 0.0).square().mean(),
     "more axes": lambda p, y: (p[:, :, None] - y[:, None]).square().mean(),
     "rows in a loop": lambda p, y: torch.stack([(row - y).square().mean() for row in p]),
 }  # fmt: skip
@@ -183,6 +191,8 @@ ACCEPTED = {
     "a constant of another length": (
         lambda p, y: (p - BY_CLASS[:5]).square().mean(1) * y.clamp(max=2), {}
     ),
+    "a frozen layer": (lambda p, y: (FROZEN(p) - y).square().mean(), W),
+    "a frozen bias": (lambda p, y: (p + FROZEN.bias - y).square().mean(), W),
     "normalised": (lambda p, y: (F.normalize(p, dim=1) - y).square().mean(), W),
     "centred": (lambda p, y: (p - p.mean(1, keepdim=True) - y).square().mean(), W),
     "cosine": (lambda p, y: F.cosine_similarity(p, y).mean(), W),
