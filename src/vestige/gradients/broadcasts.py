@@ -136,6 +136,8 @@ class Broadcasts:
     def meeting(self, node: Any) -> str | None:
         """How rows meet in a node, if they are seen to."""
         name, out = name_of(node), shape_of(node)
+        if self._rows == 1:
+            return None  # nor is anything to be learnt of lengths: rows have none
         for back, length in self._added(node, name):
             if self._operands.may_be_labels(name, back, length) and not self.unclear:
                 self.unclear = (
