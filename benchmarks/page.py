@@ -1,5 +1,5 @@
-"""`python -m benchmarks.page`: the tables of docs/benchmarks.md and docs/scaling.md from the JSONs,
-and the plot docs/benchmarks.svg.
+"""`python -m benchmarks.page`: the tables of docs/benchmarks.md, docs/scaling.md and
+docs/numerics.md from the JSONs, and the plot docs/benchmarks.svg.
 
 What lies between `<!-- table: NAME -->` and `<!-- end -->` is made here, and nothing else. Every
 table says which machine and commit it is of.
@@ -14,13 +14,13 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks import scaling
+from benchmarks import neighbours, scaling
 from benchmarks.plot import Bar, drawing
 from benchmarks.store import File, Row, files, newest
 
 DOCS = Path(__file__).parents[1] / "docs"
 PICTURE = DOCS / "benchmarks.svg"
-PAGES = (DOCS / "benchmarks.md", DOCS / "scaling.md")
+PAGES = tuple(DOCS / name for name in ("benchmarks.md", "scaling.md", "numerics.md"))
 MARKED = re.compile(r"(<!-- table: ([^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NAMES = {
     "mlp": "MLP 200k",
@@ -92,6 +92,14 @@ def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
+def moved(device: str) -> str:
+    """How far one more record moves a sum: the newest figures of neighbours.py."""
+    found = files(f"neighbours-{device}")
+    if not found:
+        return f"Not measured yet: `python -m benchmarks.neighbours --device {device}`."
+    return f"{neighbours.table(found[-1].rows)}\n\n{about(found[-1], found[-1])}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **{f"cpu {name}": partial(table, "cpu", name) for name in ("models", "updates", "twice")},
     **{
@@ -99,6 +107,8 @@ TABLES: dict[str, Callable[[], str]] = {
         for name in ("models", "rows", "methods", "workloads", "growth")
     },
     "cuda rows before": partial(table, "cuda", "rows", 1),
+    "neighbours cpu": partial(moved, "cpu"),
+    "neighbours cuda": partial(moved, "cuda"),
     "scaling": scaling.table,
 }
 

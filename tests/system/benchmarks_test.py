@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from benchmarks import neighbours
 from benchmarks.__main__ import main
 from benchmarks.cases import sections
 from benchmarks.engines import ENGINES, FLAT, PER_LAYER, PLAIN, Engine, plain
@@ -201,3 +202,29 @@ def test_every_kind_of_launch_counts():
              "cudaGraphLaunch", "cudaMemcpyAsync", "aten::add")  # fmt: skip
     assert launches(SimpleNamespace(key=name, count=2) for name in names) == 10
     assert "aten::" in profile(SMALL, "cpu", ENGINES[PLAIN])
+
+
+# -- one row more ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clipping", ["flat", "per_layer"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("model, sizes", [("gpt2", TEXTS), ("cnn", {})])
+def test_one_more_record_moves_a_sum_of_one_shape_by_the_bound(model, sizes, precision, clipping):
+    row = neighbours.measure(Workload(model, 6, precision, sizes), "cpu", clipping)
+    assert 0.999 < row["padded"] <= 1 + 1e-3  # the record is clipped, and moves by all of it
+    assert abs(row["r"] - row["padded"]) <= row["others"] + 1e-9
+    assert row["others"] < 1e-4
+
+
+def test_neighbours_are_merged_and_printed(tmp_path, monkeypatch, capsys):
+    tiny = Workload("gpt2", 3, "bf16", TEXTS)
+    monkeypatch.setattr(neighbours, "workloads", lambda device: [tiny])
+    for _ in range(2):
+        neighbours.main(["--out", str(tmp_path / "n.json")])
+    rows = json.loads((tmp_path / "n.json").read_text())["rows"]
+    assert [(row["case"], row["engine"]) for row in rows] == [
+        ("gpt2-bf16, 2", "flat"),
+        ("gpt2-bf16, 2", "per_layer"),
+    ]
+    assert "| gpt2, bf16 | per_layer | 2 |" in capsys.readouterr().out
