@@ -140,9 +140,9 @@ def main(words: Sequence[str] | None = None) -> None:
     """Parse, measure, print the table; rows are in the JSON as soon as they are measured."""
     made = parser()
     options = made.parse_args(words)
+    cases = chosen_cases(made, options)
     torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore")
-    cases = chosen_cases(made, options)
     if options.profile:
         for _, case in cases:
             print(profile(case.workload, options.device, ENGINES[options.profile]))

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import torch
@@ -106,6 +107,8 @@ def commit() -> str:
 
 def _git(*words: str) -> str:
     root = Path(__file__).parents[1]
+    if which("git") is None:
+        return ""
     done = subprocess.run(["git", *words], capture_output=True, text=True, check=False, cwd=root)
     return done.stdout.strip()
 

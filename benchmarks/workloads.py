@@ -40,9 +40,9 @@ def _images(lot: int, pixels: int, classes: int) -> tuple[Tensor, Tensor]:
     return torch.randn(lot, 3, pixels, pixels), torch.randint(0, classes, (lot,))
 
 
-def wrn(lot: int) -> Lot:
+def wrn(lot: int, **sizes: int) -> Lot:
     """WRN-16-4 with GroupNorm and standardised weights on 3x32x32 images."""
-    return wide_resnet((3, 32, 32), 10), *_images(lot, 32, 10)
+    return wide_resnet((3, 32, 32), 10, **sizes), *_images(lot, 32, 10)
 
 
 def vit(lot: int) -> Lot:

@@ -63,7 +63,7 @@ def test_compiled_steps_run_and_are_compiled():
     [
         Workload("gpt2", 4, "bf16", TEXTS),
         Workload("llama-lora", 4, "bf16", LLAMA),
-        Workload("wrn-16-4", 2),
+        Workload("wrn-16-4", 2, sizes={"blocks": 1, "width": 1}),
         Workload("perceptron", 4, sizes={"width": 16}),
     ],
     ids=lambda workload: workload.model,
