@@ -40,10 +40,14 @@ PLAIN, FLAT, PER_LAYER = "plain", "vestige flat", "vestige per-layer"
 
 @dataclass(frozen=True)
 class Engine:
-    """How it is built, and the engine that it is compared with beside the ordinary one."""
+    """How it is built, and the engine that it is compared with beside the ordinary one.
+
+    `warm_up` steps come first: a memory must be full before a step costs what it will cost.
+    """
 
     build: Build
     base: str | None = None
+    warm_up: int = 3
 
 
 def _cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
@@ -243,11 +247,13 @@ ENGINES: dict[str, Engine] = {
     FLAT: Engine(vestige("flat")),
     f"{PER_LAYER}, compiled": Engine(vestige("per_layer", compile=True), "plain, compiled"),
     f"{FLAT}, compiled": Engine(vestige("flat", compile=True), "plain, compiled"),
-    "vestige fo": Engine(vestige("flat", fo(8)), FLAT),
-    "vestige fo, bf16 history": Engine(vestige("flat", fo(8), history_dtype=torch.bfloat16), FLAT),
-    "vestige sma": Engine(vestige("per_layer", _sma), PER_LAYER),
+    "vestige fo": Engine(vestige("flat", fo(8)), FLAT, 10),
+    "vestige fo, bf16 history": Engine(
+        vestige("flat", fo(8), history_dtype=torch.bfloat16), FLAT, 10
+    ),
+    "vestige sma": Engine(vestige("per_layer", _sma), PER_LAYER, 10),
     **{
-        f"vestige fo, window {window}": Engine(vestige("flat", fo(window)), FLAT)
+        f"vestige fo, window {window}": Engine(vestige("flat", fo(window)), FLAT, window + 2)
         for window in (2, 16, 64)
     },
     **{

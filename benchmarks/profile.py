@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.engines import Engine
-from benchmarks.timing import WARM_UP, wait
+from benchmarks.timing import wait
 from benchmarks.workloads import Workload
 
 STEPS = 3
@@ -18,7 +18,7 @@ def profile(workload: Workload, device: str, engine: Engine) -> str:
     """The operations of three steps that take longest, on the device and on the host."""
     with workload.products():
         loop = engine.build(workload, device)
-        for _ in range(2 * WARM_UP):
+        for _ in range(2 * engine.warm_up):
             next(loop)
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if device == "cuda":

@@ -21,7 +21,7 @@ import torch
 from benchmarks.engines import PLAIN, Engine, Loop
 from benchmarks.workloads import Workload
 
-LEAST_ROUNDS, WARM_UP = 5, 3
+LEAST_ROUNDS = 5
 UNCOMPILED = "compile=True: the model runs uncompiled"
 
 
@@ -79,7 +79,7 @@ class Race:
             try:
                 self._loops[name] = engine.build(self._workload, self._device)
                 self.seconds[name] = []
-                for _ in range(2 * WARM_UP):
+                for _ in range(2 * engine.warm_up):
                     next(self._loops[name])
                 wait(self._device)
             except Exception as error:
