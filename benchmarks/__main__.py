@@ -6,8 +6,9 @@
     python -m benchmarks --device cuda --section rows --cases gpt2-bf16 --profile "vestige flat"
 
 What is measured already is not measured again, so that a section that takes longer than the time at
-hand is gone on with by the same command. All sections of a device lie in one file, which is named
-by the commit: figures of two commits or machines are never in one.
+hand is gone on with by the same command; an engine that did not run says why in its row, and is
+tried once more by --again. All sections of a device lie in one file, which is named by the commit:
+figures of two commits or machines are never in one.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-LEFT, WIDTH, ROW, BAR = 250, 760, 46, 15
+LEFT, WIDTH, ROW, BAR = 290, 800, 46, 15
 INK, PALE, OURS, THEIRS = "#1f2a37", "#cbd5e1", "#0f766e", "#b45309"
 TICKS = (1, 2, 5, 10, 20, 50)
 
