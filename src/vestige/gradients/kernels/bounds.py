@@ -62,6 +62,17 @@ def accumulation(depth: int, dtype: torch.dtype) -> float:
     return depth * unit(dtype)
 
 
+def of_looks(same: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far the sum of a looked-up table's gradient can be off, (n,).
+
+    `same` (n, t, t) is 1 where two positions look at one row, `lengths` (n, t) are the norms of
+    what they bring: a row of k looks is off by at most c_k times the sum of their norms.
+    """
+    sums = torch.bmm(same, lengths.unsqueeze(2)).squeeze(2)
+    squares = same.sum(2).square_().mul_(lengths).mul_(sums).sum(1)
+    return squares.sqrt_().mul_(unit(dtype))
+
+
 def underflow(terms: RowTerms, shape: Shape) -> Tensor:
     """How far lost denormal numbers can move a row's product, (n,)."""
     t, p, d = shape

@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 
 from tests.support.products import exact_norms
 from vestige.errors import ConfigError
-from vestige.gradients.kernels.bounds import DEEPEST, FLOAT32_UNIT, accumulation
+from vestige.gradients.kernels.bounds import DEEPEST, FLOAT32_UNIT, accumulation, of_looks
 from vestige.gradients.kernels.reference import product_norms
 
 
@@ -30,6 +30,13 @@ def test_float32_sums_stay_within_their_unit():
     for term in terms:
         computed = computed + term
     assert abs(float(computed) - exact) <= accumulation(depth, torch.float32) * exact
+
+
+def test_rows_that_are_looked_at_often_are_off_by_more():
+    same = torch.tensor([[[1.0, 1, 0], [1, 1, 0], [0, 0, 1]]], dtype=torch.float64)
+    lengths = torch.tensor([[3.0, 1.0, 5.0]], dtype=torch.float64)
+    off = of_looks(same, lengths, torch.float32) / FLOAT32_UNIT
+    assert float(off) == pytest.approx((8**2 + 5**2) ** 0.5)  # 2 (3 + 1) and 1 (5)
 
 
 def real_gradients(precision):
