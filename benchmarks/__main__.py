@@ -1,153 +1,167 @@
 """`python -m benchmarks`: step times of every engine, interleaved in one process, and peak memory.
 
-A round runs one step of each engine in turn, so that a slow moment of the machine hits all of them;
-figures are medians over the rounds. Memory is measured in a process of its own per engine: the peak
-resident size over three steps, less the size after imports (on a GPU, the allocator's peak).
-Batches are drawn outside the timed region.
+    python -m benchmarks                                            all sections on a CPU
+    python -m benchmarks --device cuda --section rows --minutes 8   and once more, until it says
+                                                                    that nothing is left
+    python -m benchmarks --device cuda --section rows --cases gpt2-bf16 --profile "vestige flat"
+
+What is measured already is not measured again, so that a section that takes longer than the time at
+hand is gone on with by the same command; an engine that did not run says why in its row, and is
+tried once more by --again. All sections of a device lie in one file, which is named by the commit:
+figures of two commits or machines are never in one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
-import subprocess
 import sys
-import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from benchmarks.cases import Case, sections
+from benchmarks.engines import ENGINES, PLAIN, Engine
 from benchmarks.memory import peak_mebibytes
-from benchmarks.workloads import CPU, CUDA, ENGINES, SAME_CLIPPING, Workload
+from benchmarks.profile import profile
+from benchmarks.store import RESULTS, OtherMachineError, Results, Row, machine
+from benchmarks.timing import Deadline, race
 
 
-def time_engines(
-    workload: Workload, device: str, rounds: int, names: list[str]
-) -> dict[str, list[float]]:
-    """Seconds of every timed step, engine by engine, interleaved."""
-    loops = {name: ENGINES[name](workload, device) for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for r in range(rounds + 2):  # two rounds of warming up
-        for name, loop in loops.items():
-            next(loop)
-            _wait(device)
-            start = time.perf_counter()
-            next(loop)
-            _wait(device)
-            if r >= 2:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
+class Session:
+    """One call of the command: where results go, and what is asked for."""
+
+    def __init__(self, options: argparse.Namespace, results: Results) -> None:
+        self._options, self._results = options, results
+        self._deadline = Deadline(options.minutes)
+
+    def run(self, section: str, case: Case) -> list[Row]:
+        """Measure what is missing of a case; the rows are in the file afterwards."""
+        chosen = [n for n in case.engines if not self._options.engines or n in self._wanted]
+        wanted = chosen
+        if not self._options.again:
+            wanted = self._results.missing(section, case.name, chosen)
+        if not wanted or self._deadline.passed:
+            return []
+        print(f"{section}, {case.name}: {', '.join(wanted)} ...", file=sys.stderr, flush=True)
+        beside = {PLAIN, *(ENGINES[name].base for name in wanted)}
+        engines: dict[str, Engine] = {
+            name: ENGINES[name] for name in case.engines if name in wanted or name in beside
+        }
+        device, rounds = self._options.device, self._options.rounds or case.rounds
+        rows = [
+            {"section": section, "case": case.name, **row}
+            for row in race(case.workload, device, engines, rounds, self._deadline)
+            if row["engine"] in wanted
+        ]
+        if device == "cpu" and not self._options.no_memory:
+            for row in rows:
+                if "failed" not in row:
+                    row["peak_mib"] = peak_mebibytes(section, case.name, row["engine"])
+        self._results.put(rows)
+        return rows
+
+    def left(self, section: str, case: Case) -> list[str]:
+        """What has no figures yet, of what was asked for."""
+        chosen = [n for n in case.engines if not self._options.engines or n in self._wanted]
+        return self._results.missing(section, case.name, chosen)
+
+    @property
+    def _wanted(self) -> set[str]:
+        return {PLAIN, *self._options.engines}
 
 
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def measure(
-    workload: Workload, device: str, rounds: int, names: list[str], memory: bool
-) -> list[dict[str, Any]]:
-    """One row per engine."""
-    seconds = time_engines(workload, device, rounds, names)
-    plain = statistics.median(seconds["plain"])
-    rows = []
-    for name in names:
-        median = statistics.median(seconds[name])
-        base = SAME_CLIPPING.get(name)
-        rows.append(
-            {
-                "model": workload.model,
-                "lot": workload.lot,
-                "engine": name,
-                "milliseconds": 1e3 * median,
-                "ratio": _ratio(seconds[name], seconds["plain"]),
-                "over_dp_sgd": _ratio(seconds[name], seconds[base]) if base in seconds else None,
-                "ratio_of_medians": median / plain,
-                "rounds": rounds,
-                "peak_mib": peak_mebibytes(workload, device, name) if memory else None,
-            }
-        )
-    return rows
-
-
-def _ratio(ours: list[float], theirs: list[float]) -> float:
-    """Each round compares neighbours in time; the median ignores slow moments."""
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-
-
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """The rows as Markdown."""
     lines = [
-        "| model, lot | engine | step, ms | over plain | over DP-SGD | peak MiB |",
+        "| case | engine | step, ms | over ordinary | over its base | peak MiB |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
-        extra = "" if row["over_dp_sgd"] is None else f"{row['over_dp_sgd']:.3f}"
-        peak = "" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
+        if "failed" in row:
+            lines.append(f"| {row['case']} | {row['engine']} | {row['failed']} | | | |")
+            continue
+        over, more, peak = row["ratio"], row["over_base"], row["peak_mib"]
+        cells = ("" if over is None else f"{over:.2f}", "" if more is None else f"{more:.3f}")
+        last = "" if peak is None else f"{peak:.0f}"
         lines.append(
-            f"| {row['model']}, {row['lot']} | {row['engine']} | {row['milliseconds']:.2f} "
-            f"| {row['ratio']:.2f} | {extra} | {peak} |"
+            f"| {row['case']} | {row['engine']} | {row['milliseconds']:.2f} | {cells[0]} "
+            f"| {cells[1]} | {last} |"
         )
     return "\n".join(lines)
 
 
-def machine(device: str) -> dict[str, Any]:
-    """What the figures were measured on."""
-    name = torch.cuda.get_device_name() if device == "cuda" else _processor()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "device": name,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": commit,
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def main() -> None:
-    """Parse, measure, print the table, write the JSON."""
-    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--models", nargs="*", help="only these models")
-    parser.add_argument("--engines", nargs="*", help="only these engines (plain is always run)")
-    parser.add_argument("--rounds", type=int, help="rounds per model (default: by size)")
-    parser.add_argument("--no-memory", action="store_true")
-    parser.add_argument(
-        "--out", type=Path, help="JSON file (default: benchmarks/results/DEVICE.json)"
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser(
+        prog="benchmarks", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    options = parser.parse_args()
+    made.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    made.add_argument("--section", nargs="*", help="only these (see benchmarks/cases.py)")
+    made.add_argument("--cases", nargs="*", help="only these")
+    made.add_argument("--engines", nargs="*", help="only these (plain is always run)")
+    made.add_argument("--rounds", type=int, help="rounds of a case (default: by size)")
+    made.add_argument("--minutes", type=float, help="begin nothing more after so many")
+    made.add_argument("--again", action="store_true", help="measure again what has figures")
+    made.add_argument("--profile", metavar="ENGINE", help="print where its time goes instead")
+    made.add_argument("--threads", type=int, default=2)
+    made.add_argument("--no-memory", action="store_true", help="no peaks (on a CPU)")
+    made.add_argument("--out", type=Path, help="default: benchmarks/results/DEVICE-COMMIT.json")
+    return made
+
+
+def chosen_cases(
+    made: argparse.ArgumentParser, options: argparse.Namespace
+) -> list[tuple[str, Case]]:
+    """What is asked for, or an error with what there is."""
+    there = sections(options.device)
+    cases = [(name, case) for name, some in there.items() for case in some]
+    known = {
+        "section": set(there),
+        "cases": {case.name for _, case in cases},
+        "engines": {name for _, case in cases for name in case.engines},
+    }
+    for what, names in known.items():
+        unknown = set(getattr(options, what) or ()) - names
+        if unknown:
+            made.error(
+                f"--{what} {', '.join(sorted(unknown))}: there is none on a {options.device}; "
+                f"there are {', '.join(sorted(names))}."
+            )
+    return [
+        (name, case)
+        for name, case in cases
+        if (not options.section or name in options.section)
+        and (not options.cases or case.name in options.cases)
+    ]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Parse, measure, print the table; rows are in the JSON as soon as they are measured."""
+    made = parser()
+    options = made.parse_args(words)
+    cases = chosen_cases(made, options)
     torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore")
-    names = [n for n in ENGINES if not options.engines or n in ("plain", *options.engines)]
-    rows: list[dict[str, Any]] = []
-    for workload in CPU if options.device == "cpu" else CUDA:
-        if options.models and workload.model not in options.models:
-            continue
-        default = {"mlp": 150, "cnn": 15, "resnet18": 15} if options.device == "cpu" else {}
-        rounds = options.rounds or default.get(workload.model, 40)
-        print(f"{workload.model}, lot {workload.lot}: {rounds} rounds ...", file=sys.stderr)
-        rows += measure(workload, options.device, rounds, names, not options.no_memory)
+    if options.profile:
+        for _, case in cases:
+            print(profile(case.workload, options.device, ENGINES[options.profile]))
+        return
+    try:
+        on = machine(options.device)
+        path = options.out or RESULTS / f"{options.device}-{on['commit']}.json"
+        session = Session(options, Results(path, on))
+    except OtherMachineError as error:
+        made.error(str(error))
+    rows = [row for section, case in cases for row in session.run(section, case)]
     print(table(rows))
-    out = options.out or Path(__file__).parent / "results" / f"{options.device}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"machine": machine(options.device), "rows": rows}, indent=1) + "\n")
-    print(f"\nwritten to {out}", file=sys.stderr)
+    left = [f"{section}, {case.name}" for section, case in cases if session.left(section, case)]
+    print(f"\n{len(rows)} rows written to {path}", file=sys.stderr)
+    if left:
+        print(f"the same command goes on with: {'; '.join(left)}", file=sys.stderr)
+    else:
+        print("nothing is left of what was asked for", file=sys.stderr)
 
 
 if __name__ == "__main__":

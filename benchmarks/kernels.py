@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vestige.gradients.kernels import bounds, fused, reference
+from benchmarks.store import machine
+from vestige.gradients.kernels import fused, reference
 from vestige.gradients.uses import Outer
 
 CALLS = 4  # in one timed stretch
@@ -105,7 +105,6 @@ def paths(layer: Layer, dtype: torch.dtype) -> dict[str, Path_]:
     every: dict[str, Path_] = {
         "ordinary weight gradient": ordinary,
         "norms, today": lambda a, g: today(a, g).square_norms(),
-        "norms, Gram": reference.gram_norms,
         "norms, product": reference.product_norms,
         "arranging, fused": ours,
         "norms, fused": lambda a, g: fused.square_norms(*ours(a, g)),
@@ -113,12 +112,8 @@ def paths(layer: Layer, dtype: torch.dtype) -> dict[str, Path_]:
         "both, today": today_both,
         "both, fused": fused_both,
     }
-    if dtype == torch.bfloat16:
-        every["sum, two bf16 products"] = lambda a, g: reference.add_split(a, g, factors, total)
     if layer.n * layer.p * layer.d > LARGEST_PRODUCT:
         del every["norms, product"]
-    if layer.n * layer.t * layer.t > LARGEST_PRODUCT // 32:
-        del every["norms, Gram"]
     return every
 
 
@@ -146,14 +141,9 @@ def measure(layer: Layer, dtype: torch.dtype, rounds: int) -> list[dict[str, Any
             "device_ms": round(median(device[name]), 5),
             "host_ms": round(median(host[name]), 5),
             "over_ordinary": round(median(device[name]) / plain, 3),
-            "chosen_off_cuda": "Gram" if _prefers_gram(layer, dtype) else "product",
         }
         for name in every
     ]
-
-
-def _prefers_gram(layer: Layer, dtype: torch.dtype) -> bool:
-    return bounds.prefers_gram(layer.t, layer.p, layer.d, dtype)
 
 
 def _timed(path: Path_, inputs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
@@ -203,14 +193,8 @@ def main() -> None:
             if not options.models or layer.model in options.models:
                 rows += measure(layer, dtype, options.rounds)
                 torch.cuda.empty_cache()
-    machine = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    options.out.write_text(json.dumps({"machine": machine("cuda"), "rows": rows}, indent=1) + "\n")
     print(table(rows))
     print(f"\nwritten to {options.out}")
 

@@ -1,4 +1,4 @@
-"""Peak memory of one engine on one workload, in a process of its own."""
+"""Peak memory of one engine on one case on a CPU, in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.workloads import CPU, CUDA, ENGINES, Workload
+from benchmarks.cases import sections
+from benchmarks.engines import ENGINES
 
 STEPS = 3
 
 
-def peak_mebibytes(workload: Workload, device: str, engine: str) -> float | None:
+def peak_mebibytes(section: str, case: str, engine: str) -> float | None:
     """What three steps add to a process that has its imports done; None if the engine failed."""
-    command = [sys.executable, "-m", "benchmarks.memory", workload.model, device, engine]
+    command = [sys.executable, "-m", "benchmarks.memory", section, case, engine]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return float(json.loads(done.stdout)) if done.returncode == 0 else None
 
@@ -30,20 +31,16 @@ def _resident_peak() -> float:
 
 def main() -> None:
     """Runs in the child: prints the peak in MiB."""
-    model, device, engine = sys.argv[1:]
+    section, name, engine = sys.argv[1:]
     warnings.filterwarnings("ignore")
     torch.set_num_threads(2)
-    workload = next(w for w in (CPU if device == "cpu" else CUDA) if w.model == model)
-    torch.zeros(8, 8, device=device) @ torch.zeros(8, 8, device=device)  # libraries load here
+    case = next(case for case in sections("cpu")[section] if case.name == name)
+    torch.zeros(8, 8) @ torch.zeros(8, 8)  # libraries load here
     before = _resident_peak()
-    loop = ENGINES[engine](workload, device)
-    for _ in range(STEPS):
+    loop = ENGINES[engine].build(case.workload, "cpu")
+    for _ in range(2 * STEPS):
         next(loop)
-        next(loop)
-    used = _resident_peak() - before
-    if device == "cuda":
-        used = torch.cuda.max_memory_allocated() / 2**20
-    print(json.dumps(used))
+    print(json.dumps(_resident_peak() - before))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
 """`python -m benchmarks.scaling`: what many GPUs should give, by a model, as the table of
-docs/scaling.md.
+docs/scaling.md, which `python -m benchmarks.page` writes there.
 
 A step on W ranks takes t + 2 (W - 1) / W * bytes / bandwidth: the step of one rank with a lot of
 its own, and one ring all_reduce of the flat float32 sum. Nothing overlaps: the sum is complete only
-when the lot is. t is measured on one H200 (benchmarks/results/steps-cuda.json), that of the 7B
-model follows from GPT-2's rate of arithmetic; the bandwidths are the makers', of which a share is
-taken.
+when the lot is. t is measured on one H200 (the newest benchmarks/results/cuda-COMMIT.json that has
+it), that of the 7B model follows from GPT-2's rate of arithmetic; the bandwidths are the makers',
+of which a share is taken.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from benchmarks.store import files
 
-STEPS = Path(__file__).parent / "results" / "steps-cuda.json"
+FLAT = "vestige flat"
+
 SHARE = 0.8  # of a link's bandwidth that an all_reduce gets: assumed
 LINKS = {8: ("NVLink, 450 GB/s", 450e9), 64: ("400 Gb/s a GPU", 50e9)}  # bytes a second, one way
 GPT2, TOKENS = 124e6, 32 * 256
@@ -22,8 +22,12 @@ LLAMA, ADAPTERS = 7e9, 8.4e6  # rank 16 on two products of 32 layers
 
 def measured(name: str) -> float:
     """Seconds of a private step with flat clipping on one GPU."""
-    milliseconds: float = json.loads(STEPS.read_text())[name]["flat"]["milliseconds"]
-    return milliseconds / 1e3
+    return next(
+        row["milliseconds"] / 1e3
+        for file in reversed(files("cuda"))
+        for row in file.section("rows")
+        if (row["case"], row["engine"]) == (name, FLAT) and "milliseconds" in row
+    )
 
 
 def models() -> list[tuple[str, float, float]]:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.support.products import Hard, exact_norms, exact_products, rounded
-from vestige.gradients import kernels
 from vestige.gradients.kernels import fused, reference
 from vestige.gradients.kernels.bounds import FLOAT32_UNIT, accumulation
 
@@ -26,7 +25,7 @@ PRECISIONS = ["bf16", "tf32"]
 
 @pytest.fixture(autouse=True)
 def tf32_products():
-    """float32 products on tensor cores, as `as_multiplied` expects."""
+    """float32 products on tensor cores, as the kernels expect."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     yield
@@ -36,7 +35,15 @@ def tf32_products():
 def made(shape, precision, **options):
     n, t, p, d = shape
     factors = Hard(n=n, t=t, p=p, d=d, precision=precision, **options).factors()
-    return tuple(kernels.as_multiplied(x.cuda()) for x in factors)
+    return tuple(fused.arranged(x.cuda()) for x in factors)
+
+
+def square_norms(a, g):
+    return fused.square_norms(*fused.of_one_length(a, g))[0]
+
+
+def add_weighted(a, g, factors, total):
+    fused.add_weighted(*fused.of_one_length(a, g), factors, total)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -44,7 +51,7 @@ def made(shape, precision, **options):
 def test_norms_are_those_of_float64_and_never_below(shape, precision):
     a, g = made(shape, precision)
     assert fused.covers(a, g)
-    ratio = kernels.square_norms(a, g).sqrt() / exact_norms(a, g)
+    ratio = square_norms(a, g).sqrt() / exact_norms(a, g)
     assert (ratio >= 1).all()
     assert (ratio < 1.02).all()
 
@@ -55,7 +62,7 @@ def test_sums_are_those_of_float64(shape, precision):
     a, g = made(shape, precision)
     factors = torch.rand(len(a), generator=torch.Generator().manual_seed(3)).cuda()
     total = torch.ones(shape[2], shape[3], device="cuda")
-    kernels.add_weighted(a, g, factors, total)
+    add_weighted(a, g, factors, total)
     exact = 1 + torch.einsum("i,ipd->pd", factors.double(), exact_products(a, g))
     exact = exact[: shape[2], : shape[3]]  # zeros may stand behind the last feature
     assert (total.double() - exact).norm() < 2e-5 * exact.norm()
@@ -93,11 +100,11 @@ def test_columns_with_positions_last_need_no_copy(precision):
     a, g = (x.contiguous() for x in made((6, 48, 40, 100), precision))
     turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (a, g)]
     assert turned[0].stride(1) == 1
-    ours, theirs = (kernels.square_norms(*pair) for pair in (turned, (a, g)))
+    ours, theirs = (square_norms(*pair) for pair in (turned, (a, g)))
     assert torch.allclose(ours, theirs, rtol=1e-5)
     total = torch.zeros(2, 40, 100, device="cuda")
     for pair, part in zip((turned, (a, g)), total, strict=True):
-        kernels.add_weighted(*pair, torch.ones(6, device="cuda"), part)
+        add_weighted(*pair, torch.ones(6, device="cuda"), part)
     assert (total[0] - total[1]).norm() < 1e-5 * total[0].norm()
 
 
@@ -124,15 +131,15 @@ HARD = [
 def test_no_record_adds_more_than_the_bound(hard, precision, bound):
     for seed in range(3):
         a, g = made((5, 90, 70, 200), precision, seed=seed, **hard)
-        for form in (kernels.square_norms, reference.gram_norms, reference.product_norms):
-            factors = kernels.clip_factors(form(a, g), bound)
+        for form in (square_norms, reference.product_norms):
+            factors = reference.clip_factors(form(a, g), bound)
             added = factors.double() * exact_norms(a, g)
             assert (added <= bound * (1 + 1e-6)).all()
             for i in range(len(a)):  # as it is added
                 only = torch.zeros_like(factors)
                 only[i] = factors[i]
                 total = torch.zeros(70, 200, device="cuda")
-                kernels.add_weighted(a, g, only, total)
+                add_weighted(a, g, only, total)
                 assert total.double().norm() <= bound * (1 + 1e-6)
 
 
@@ -145,7 +152,7 @@ def test_tensor_cores_stay_within_the_unit_that_is_assumed(precision, depth):
     y = torch.rand(1, depth, 64, generator=generator, dtype=torch.float64) + 0.5
     for first in (1.0, 2.0**10):
         x[:, 0] *= first
-        a, g = (kernels.as_multiplied(rounded(v, precision).cuda()) for v in (x, y))
+        a, g = (fused.arranged(rounded(v, precision).cuda()) for v in (x, y))
         exact = exact_products(a, g)
         total = torch.zeros(64, 64, device="cuda")
         fused.add_weighted(a, g, torch.ones(1, device="cuda"), total)
@@ -159,19 +166,19 @@ def test_tensor_cores_stay_within_the_unit_that_is_assumed(precision, depth):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_results_repeat_bit_by_bit_and_rows_do_not_meet(precision):
     a, g = made((24, 70, 200, 300), precision)
-    norms = kernels.square_norms(a, g)
-    factors = kernels.clip_factors(norms, 1.0)
+    norms = square_norms(a, g)
+    factors = reference.clip_factors(norms, 1.0)
     first, second = torch.zeros(2, 200, 300, device="cuda")
-    kernels.add_weighted(a, g, factors, first)
-    kernels.add_weighted(a, g, factors, second)
+    add_weighted(a, g, factors, first)
+    add_weighted(a, g, factors, second)
     assert torch.equal(first, second)
-    assert torch.equal(norms, kernels.square_norms(a, g))
+    assert torch.equal(norms, square_norms(a, g))
     for value in (0.0, 1e-42, 1e30, torch.inf, torch.nan):
         b = a.clone()
         b[7] = value
         others = torch.arange(24, device="cuda") != 7
-        b = kernels.as_multiplied(b)  # laid out like a
-        assert torch.equal(kernels.square_norms(b, g)[others], norms[others])
+        b = fused.arranged(b)  # laid out like a
+        assert torch.equal(square_norms(b, g)[others], norms[others])
 
 
 def test_rows_that_are_not_finite_add_nothing():
@@ -179,12 +186,12 @@ def test_rows_that_are_not_finite_add_nothing():
     a[1, 2, 3], g[2, 0, 0], a[3, 0, 1] = torch.nan, torch.inf, -torch.inf
     a[4], g[4] = 1e30, 1e30
     g[5] = 0
-    norms = kernels.square_norms(a, g)
+    norms = square_norms(a, g)
     assert norms.isinf().tolist() == [False, True, True, True, True, False]
     assert norms[5] == 0
-    factors = kernels.clip_factors(norms, 1.0)
+    factors = reference.clip_factors(norms, 1.0)
     total = torch.zeros(50, 60, device="cuda")
-    kernels.add_weighted(a, g, factors, total)
+    add_weighted(a, g, factors, total)
     expected = factors[0].double() * exact_products(a, g)[0, :50, :60]
     assert (total.double() - expected).norm() < 1e-5
 
@@ -192,18 +199,18 @@ def test_rows_that_are_not_finite_add_nothing():
 def test_the_host_never_waits():
     a, g = made((6, 40, 50, 60), "bf16")
     total = torch.zeros(50, 60, device="cuda")
-    kernels.add_weighted(a, g, kernels.clip_factors(kernels.square_norms(a, g), 1.0), total)
+    add_weighted(a, g, reference.clip_factors(square_norms(a, g), 1.0), total)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for form in (kernels.square_norms, reference.gram_norms, reference.product_norms):
-            kernels.add_weighted(a, g, kernels.clip_factors(form(a, g), 1.0), total)
+        for form in (square_norms, reference.product_norms):
+            add_weighted(a, g, reference.clip_factors(form(a, g), 1.0), total)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 def test_the_fused_certificate_is_the_one_of_the_reference():
     a, g = made((8, 128, 96, 160), "tf32", cancel=2.0**-7)
-    ours, theirs = kernels.square_norms(a, g).sqrt(), reference.product_norms(a, g).sqrt()
+    ours, theirs = square_norms(a, g).sqrt(), reference.product_norms(a, g).sqrt()
     assert torch.allclose(ours, theirs, rtol=1e-4)
     assert fused.covers(a, g)
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -50,7 +50,7 @@ def lots(
     """Train the model for a few steps; `before(model, step)` is called before every lot."""
     torch.manual_seed(1)
     model = make()
-    y = torch.randint(0, 3, (N,), generator=torch.Generator().manual_seed(2))
+    y = torch.randint(0, 3, (N,), generator=torch.Generator().manual_seed(2)).to(x.device)
     engine, model, optimizer, loader = private(model, x, y, **options)
     capture, sums, by_graph, rows = engine._run.capture, [], [], []
     while len(sums) < steps:

@@ -57,7 +57,7 @@ def _rows(request: Request, plan: PrivacyPlan, made: Ingredients) -> int | None:
         with own_randomness(own):
             steps = _Steps(capture, _call(request, plan, own), plan.unit_rows)
             most = math.ceil(plan.expected_lot + 6 * math.sqrt(plan.expected_lot))
-            fits = _told(steps) if own.type == "cuda" else _foreseen(steps)
+            fits = told(steps) if own.type == "cuda" else foreseen(steps)
             units = most_that_fits(fits, most)
     finally:
         capture.stop_watching()
@@ -137,7 +137,7 @@ class _Steps:
         self._capture.batch = None
 
 
-def _told(steps: _Steps) -> Callable[[int], bool]:
+def told(steps: _Steps) -> Callable[[int], bool]:
     """Whether so many units fit: the device says where they do not."""
 
     def fits(units: int) -> bool:
@@ -155,7 +155,7 @@ def _told(steps: _Steps) -> Callable[[int], bool]:
     return fits
 
 
-def _foreseen(steps: _Steps) -> Callable[[int], bool]:
+def foreseen(steps: _Steps) -> Callable[[int], bool]:
     """Whether so many units fit into half of the memory that is free now."""
     budget, begun = free_memory() / 2, _resident("VmRSS")
     per_unit = 0.0  # of the largest trial so far

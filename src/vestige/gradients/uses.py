@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from vestige.gradients.kernels import fused, reference
-from vestige.gradients.kernels.bounds import accumulation
+from vestige.gradients.kernels.bounds import accumulation, of_looks
 
 
 def zero_rows(values: Tensor, bad: Tensor) -> Tensor:
@@ -246,13 +246,14 @@ class LookedUp(Use):
     def square_norms(self) -> Tensor:
         # Two looks at the same row add up before the norm is taken.
         same = self.indices.unsqueeze(1) == self.indices.unsqueeze(2)
-        g = self.g.double()
-        gram = torch.bmm(g, g.transpose(1, 2))
-        terms = limited(gram.diagonal(dim1=1, dim2=2), self.dtype).sqrt().sum(1)
+        gram = torch.bmm(g := self.g.double(), g.transpose(1, 2))
+        lengths = limited(gram.diagonal(dim1=1, dim2=2), self.dtype).sqrt()
+        terms = lengths.sum(1)
         if g.is_cuda:
             self.slack = terms * accumulation(g.shape[1], self.dtype)
-        slack = terms.square().mul_(rounding_unit(self.g.dtype, self.shape[1]))
-        return gram.mul_(same).sum((1, 2)).clamp_(min=0).add_(slack)
+        slack = terms.square_().mul_(rounding_unit(self.g.dtype, self.shape[1]))
+        norms = gram.mul_(same).sum((1, 2)).clamp_(min=0).add_(slack).sqrt_()
+        return norms.add_(of_looks(gram.copy_(same), lengths, self.dtype)).square_()
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:
         scaled = self.g * factors.view(-1, 1, 1)

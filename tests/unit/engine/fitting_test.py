@@ -66,6 +66,22 @@ def test_a_whole_lot_that_fits_comes_in_one_batch():
     assert epoch(model, optimizer, loader) == len(loader)
 
 
+def test_a_device_that_is_full_is_believed(monkeypatch):
+    """The way of a GPU: torch's own error says what does not fit, and nothing of a trial stays."""
+    monkeypatch.setattr(fitting, "foreseen", fitting.told)
+    engine, model, optimizer, loader = private(Limited(7), **AUTO)
+    assert engine.plan.max_physical_batch_size in (6, 7)
+    assert max(len(x) for x in SEEN) > 7  # it was tried out
+    assert epoch(model, optimizer, loader) == len(loader)
+    assert engine.released == 4
+
+
+def test_a_device_without_room_for_one_record_is_told(monkeypatch):
+    monkeypatch.setattr(fitting, "foreseen", fitting.told)
+    with pytest.raises(ConfigError, match="do not fit into memory"):
+        private(Limited(0), **AUTO)
+
+
 def test_what_is_left_of_a_lot_comes_in_more_batches():
     engine, model, optimizer, loader = private(Limited(7), **AUTO)
     rows = engine.plan.max_physical_batch_size

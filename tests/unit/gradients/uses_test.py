@@ -90,3 +90,21 @@ def test_tied_uses_are_measured_by_the_numbers_that_are_added(seed):
         total = torch.zeros(words, width)
         use.add_weighted(torch.where(torch.arange(n) == row, factors, 0.0), total)
         assert total.double().norm() <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("t", [512, 8192, 16384])
+def test_many_looks_at_one_row_that_all_round_up_stay_within_the_bound(t):
+    """A large number, many that are each rounded to twice their size, and the large one back."""
+    g = torch.full((1, t, 1), 1 + 2.0**-20)
+    g[0, 0], g[0, -1] = 2.0**24, -(2.0**24)
+    use = LookedUp(torch.zeros(1, t, dtype=torch.long), g, 2)
+    norm, total = float(use.square_norms().sqrt()), torch.zeros(2, 1)
+    use.add_weighted(torch.ones(1), total)  # a bound of `norm` leaves it as it is
+    assert float(total.double().norm()) <= norm * (1 + 1e-6)
+
+
+def test_looks_at_different_rows_are_hardly_overstated():
+    g = torch.randn(3, 700, 8, generator=torch.Generator().manual_seed(0))
+    use = LookedUp(torch.arange(700).expand(3, 700), g, 700)
+    exact = g.double().flatten(1).norm(dim=1)
+    assert torch.allclose(use.square_norms().sqrt(), exact, rtol=1e-4)

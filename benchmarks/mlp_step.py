@@ -1,4 +1,4 @@
-"""`python -m benchmarks.sections`: where the time of an MLP step goes, ordinary and private.
+"""`python -m benchmarks.mlp_step`: where the time of an MLP step goes, ordinary and private.
 
 Both loops run in turn in one process; figures are medians in milliseconds over the rounds.
 """
