@@ -67,7 +67,10 @@ def look(number: int) -> Style:
 
 @dataclass(frozen=True)
 class Line:
-    """A series. `low` and `high` are the edges of its band, or ends of its bars, if it has one."""
+    """A series. `low` and `high` are the edges of its band, or ends of its bars, if it has one.
+
+    `key` is its name in the legend, where that is not its own: lines may share one.
+    """
 
     label: str
     style: Style
@@ -75,6 +78,7 @@ class Line:
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -243,7 +247,7 @@ def _draw_line(axes: Axes, line: Line, number: int, count: int) -> None:
     every = math.ceil(len(line.x) / _MARKERS_PER_LINE)
     # Where lines run together, their markers take turns.
     turn = (every * number // count, every)
-    label = plain(line.label) or None
+    label = plain(line.key or line.label) or None
     axes.plot(line.x, line.y, **line.style, label=label, markevery=turn, mec="white", mew=0.6)
     if line.low is not None and line.high is not None:
         color = line.style["color"]

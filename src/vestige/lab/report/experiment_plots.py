@@ -25,15 +25,13 @@ from vestige.lab.plots import (
     look,
     looks,
     plot,
-    quiet,
     reference,
 )
 from vestige.lab.report.curves import BAND, mean_line, stage_panels
+from vestige.lab.report.styles import common_name, crowded, fair_styles_of, styles_of
 from vestige.lab.statistics import summarise
 from vestige.lab.summary import Numbers, matching
 
-_IN_COLOUR = ("fo", "sma")  # besides the reference, where there are many arms
-_MOST_COLOURED = 6
 _INTERVALS = "Bars are two-sided 95 % Student-t intervals over the seeds."
 _SHORT = {"bounding": "beta", "dimension": "d", "batch": "B", "sigma": "sigma"}
 _ERRORS = {
@@ -58,9 +56,10 @@ class _Material:
     def __init__(self, experiment: Experiment, rows: Sequence[Row], numbers: Numbers) -> None:
         self.experiment, self.numbers = experiment, numbers
         self.rows = [row for row in rows if row["column"] == "published"]
-        self.styles = _styles(experiment)
+        self.styles = styles_of(experiment)
+        self.common_name = common_name(experiment)
         self.ceiling: Mapping[str, float] = numbers["ceiling"]  # without privacy, by dataset
-        self.crowded = len(experiment.arms) > _MOST_COLOURED
+        self.crowded = crowded(experiment.arms)
         self.coloured = {style["color"] for style in looks()}
 
     def cells(self) -> list[tuple[Mapping[str, Any], list[tuple[str, list[Row]]]]]:
@@ -72,38 +71,6 @@ class _Material:
             if any(rows for _, rows in arms):
                 cells.append((cell, [(label, rows) for label, rows in arms if rows]))
         return cells
-
-
-def _styles(experiment: Experiment) -> dict[str, Style]:
-    """One look for each label. An arm of the fair column looks like the published one that has
-    the same method and settings, unless another one does already."""
-    styles: dict[str, Style] = {}
-    same: dict[str, Style] = {}  # by method and settings
-    free = iter(range(10_000))
-    crowded = len(experiment.arms) > _MOST_COLOURED
-    for arm in experiment.arms:
-        chosen = reference() if arm.label == experiment.reference else look(next(free))
-        if crowded and arm.label != experiment.reference and arm.method not in _IN_COLOUR:
-            chosen = quiet(len(styles))
-        styles[arm.label] = chosen
-        same.setdefault(_identity(arm.values), chosen)
-    fair_arms = experiment.fair.arms if experiment.fair else ()
-    taken = [styles[arm.label] for arm in fair_arms if arm.label in styles]
-    for fair_arm in fair_arms:
-        if fair_arm.label in styles:
-            continue
-        chosen = same.get(_identity(fair_arm.values)) or look(next(free))
-        colours = {style["color"] for style in taken}
-        left = {style["color"] for style in looks()} - colours
-        while chosen in taken or (chosen["color"] in colours and len(left) > 1):
-            chosen = look(next(free))
-        styles[fair_arm.label] = chosen
-        taken.append(chosen)
-    return styles
-
-
-def _identity(values: Mapping[str, Any]) -> str:
-    return repr((values["method"], sorted(values["settings"].items()), values.get("momentum")))
 
 
 def _by_epoch(row: Row, x: str, y: str) -> tuple[Any, Any, Any]:
@@ -124,7 +91,8 @@ def _accuracy_by(x: str, label: str, title: str, material: _Material) -> Plot:
             if line is None:
                 without[name] = None
             elif material.crowded and line.style["color"] not in material.coloured:
-                lines.append(replace(line, low=None, high=None))  # bands would hide each other
+                # Bands would hide each other.
+                lines.append(replace(line, low=None, high=None, key=material.common_name))
             else:
                 lines.append(line)
         if lines:
@@ -308,13 +276,13 @@ def _fair_accuracy(material: _Material) -> Plot:
     """The fair column: accuracy of every method at equal formal epsilon."""
     fair = material.experiment.fair
     assert fair is not None
-    panels = []
+    panels, styles = [], fair_styles_of(material.experiment)
     for dataset in material.experiment.fair_datasets:
         cells = [c for c in material.numbers["fair"] if c["cell"]["dataset"] == dataset]
         lines = [
             line
             for arm in fair.arms
-            if (line := _points(arm.label, material.styles[arm.label], cells)) is not None
+            if (line := _points(arm.label, styles[arm.label], cells)) is not None
         ]
         if lines:
             labels = ("formal epsilon of every method", "test accuracy")
