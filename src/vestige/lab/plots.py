@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Style = Mapping[str, Any]  # colour, line and marker, by matplotlib's names
 _WIDTH, _HEIGHT, _DOT_HEIGHT = 470, 300, 23  # of a panel, and of a line of dots, in points
 _MARKERS_PER_LINE = 9
-_LONGEST, _LONGEST_TITLE = 34, 52  # characters of a label beside a dot, and above a panel
+_LONGEST, _LONGEST_TITLE = 40, 52  # characters of a label beside a dot, and above a panel
 _NAMED = 12  # so many series are described one by one
 _SHADE = "#f0f4f8"
 _COORDINATES = re.compile(r' (?:d|x|y|points)="[^"]*"')

@@ -336,7 +336,7 @@ def _errors(numbers: Numbers, measure: str, name: str, label: str) -> Plot:
                 for name, short in _SHORT.items()
                 if name in panel["fixed"]
             ]
-            title = f"{panel['panel']}: {panel['varied']} varies; {', '.join(fixed)}"
+            title = f"{panel['panel']}: {', '.join(fixed)}"  # what varies is on the axis
             panels.append(line_panel(title, (panel["varied"], label), lines, log=True))
     caption = "Synthetic gradients; both axes are logarithmic."
     return plot(name, label.capitalize(), caption, panels, "No point is done.")

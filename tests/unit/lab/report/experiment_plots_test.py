@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.experiments import REPORT_TOY, made_rows, report_files, report_toy
+from vestige.lab import catalogue
 from vestige.lab.plots import quiet, reference
 from vestige.lab.report.experiment_plots import plots
 from vestige.lab.summary import summarised
@@ -77,3 +78,13 @@ def test_titles_promise_the_papers_values_where_there_are_some(tmp_path: Path) -
         made = plots(toy, rows, summarised(toy, rows))
         (title,) = [figure.title for figure in made if figure.name == "final-accuracy"]
         assert ("the paper's" in title) == (name == "with")
+
+
+@pytest.mark.parametrize("name", ["geodp-fig3", "geodp-fig4"])
+def test_panels_of_a_study_say_what_is_fixed_in_full(name: str) -> None:
+    study = catalogue.find(name).quickened()
+    rows = made_rows(study)
+    for figure in plots(study, rows, summarised(study, rows)):
+        assert figure.svg and "\N{HORIZONTAL ELLIPSIS}" not in figure.svg
+        for sweep in study.sweeps:
+            assert f"{sweep.name}: " in figure.svg

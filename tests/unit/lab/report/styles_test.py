@@ -24,6 +24,18 @@ def coloured(styles: Mapping[str, Style]) -> list[str]:
     return [label for label, style in styles.items() if style["color"] in COLOURS]
 
 
+@pytest.mark.parametrize("name", ["fo-tab3", "fo-readings"])
+def test_three_lines_of_the_crowded_ones_are_named(name: str) -> None:
+    experiment = catalogue.find(name)
+    styles = styles_of(experiment)
+    named = {arm.label: arm for arm in experiment.arms if arm.label in experiment.coloured}
+    assert len(named) == 3
+    assert coloured(styles) == [label for label in styles if label in {*named, experiment.reference}]
+    if name == "fo-tab3":
+        slow = [arm.method for arm in named.values() if arm.values.get("lr") == 0.2]
+        assert sorted(slow) == ["dp-sgd", "fo"]
+
+
 @pytest.mark.parametrize("name", TRAINING)
 def test_every_definition_can_be_drawn(name: str) -> None:
     experiment = catalogue.find(name)
