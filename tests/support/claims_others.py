@@ -175,6 +175,8 @@ def the_anchor() -> Iterator[str]:
         f"That is {below[0]:.2f} points below the published number at its noise, and "
         f"{below[1]:.2f} at its epsilon."
     )
+
+
 def equivalence_on_new_seeds() -> Iterator[str]:
     fair = definition("fo-equal")["fair"]
     first, count, margin = fair["first_seed"], fair["seeds"], fair["margin"]
@@ -252,9 +254,7 @@ def the_fair_column() -> Iterator[str]:
 
 
 def times() -> Iterator[str]:
-    quiet = {
-        (row["experiment"], row["method"]): row["seconds"] for row in rows("results/timing")
-    }
+    quiet = {(row["experiment"], row["method"]): row["seconds"] for row in rows("results/timing")}
     fo = quiet["fo-tab1", "fo"] / quiet["fo-tab1", "dp-sgd"]
     sma = quiet["sma-tab4", "sma"] / quiet["sma-tab4", "dp-sgd"]
     label = "SMA-DP-SGD (beta 0.55, alpha 0.9, K 8)"

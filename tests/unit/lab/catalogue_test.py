@@ -184,7 +184,9 @@ def test_svhn_is_said_to_be_cut_again_wherever_it_is_run() -> None:
         assert "SVHN is not the published 32x32 file" in told, experiment.name
 
 
-@pytest.mark.parametrize("name", ["fo-readings", "ceiling", "fo-unstated", "fo-alpha", "geodp-mnist"])
+@pytest.mark.parametrize(
+    "name", ["fo-readings", "ceiling", "fo-unstated", "fo-alpha", "geodp-mnist"]
+)
 def test_assumed_values_are_not_called_published(name: str) -> None:
     assert "published" not in catalogue.find(name).heading
 

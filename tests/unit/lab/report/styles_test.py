@@ -30,7 +30,9 @@ def test_three_lines_of_the_crowded_ones_are_named(name: str) -> None:
     styles = styles_of(experiment)
     named = {arm.label: arm for arm in experiment.arms if arm.label in experiment.coloured}
     assert len(named) == 3
-    assert coloured(styles) == [label for label in styles if label in {*named, experiment.reference}]
+    assert coloured(styles) == [
+        label for label in styles if label in {*named, experiment.reference}
+    ]
     if name == "fo-tab3":
         slow = [arm.method for arm in named.values() if arm.values.get("lr") == 0.2]
         assert sorted(slow) == ["dp-sgd", "fo"]
