@@ -19,7 +19,6 @@ from tests.support.measured import (
     NAMES,
     OWN,
     SETS,
-    SMA,
     WORDS,
     apart,
     at_epsilon,

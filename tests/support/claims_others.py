@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,6 @@ from tests.support.measured import (
     DP_C10,
     EPSILONS,
     FAIR,
-    FO,
     FO_C10,
     LAYERS,
     NAMES,
@@ -30,7 +28,6 @@ from tests.support.measured import (
     larger,
     mean,
     printed,
-    reading,
     rows,
     runs,
     up,
@@ -124,10 +121,10 @@ def geodp() -> Iterator[str]:
         "appendix says above 1 and above 2,000."
     )
     yield (
-        f"By batch size (3g) it is larger at all {WORDS[len(batch)]} sizes, where the appendix has it smaller from 8,192 on. By "
-        f"bounding factor (figure 4) it is larger at all {WORDS[len(factors[0])]} factors of both "
-        f"panels, {min(factors[0])} to {max(factors[1]):g}, where the appendix says that 0.2 and "
-        "0.4 are small enough."
+        f"By batch size (3g) it is larger at all {WORDS[len(batch)]} sizes, where the appendix has "
+        "it smaller from 8,192 on. By bounding factor (figure 4) it is larger at all "
+        f"{WORDS[len(factors[0])]} factors of both panels, {min(factors[0])} to "
+        f"{max(factors[1]):g}, where the appendix says that 0.2 and 0.4 are small enough."
     )
     small = [worse for panel in "bcefhi" for worse in larger("geodp-fig3", panel).values()]
     yield (

@@ -21,7 +21,8 @@ WORDS = "none one two three four five six seven eight nine ten".split()
 SETS = {"model": "mlp", "train_range": [0, 5000], "test_range": [0, 2000], "lot": 200}
 ALONE = {**SETS, "lr": 0.8, "epochs": 250, "noise_multiplier": 1.1, "clip": 1.0, "momentum": 0.0}
 DP_SGD = {**ALONE, "method": "dp-sgd", "clipping": "flat"}
-FO_CONSTANTS = dict(tempering=0.0, inconsistency=0.1, ema=0.3, confidence=1.0, min_scale=1e-6)
+FO_CONSTANTS = {"tempering": 0.0, "inconsistency": 0.1, "ema": 0.3}
+FO_CONSTANTS |= {"confidence": 1.0, "min_scale": 1e-6}
 FO = {**ALONE, **FO_CONSTANTS, "method": "fo", "beta": 0.9, "alpha": 0.8, "window": 8}
 FO_C10, DP_C10 = {**FO, "dataset": "cifar10"}, {**DP_SGD, "dataset": "cifar10"}
 OWN: dict[str, dict[str, Any]] = {  # the settings that the papers' tables have
@@ -105,7 +106,8 @@ def curves(label: str) -> list[float]:
     """Accuracy by epoch of a line of fo-readings, on average over its five seeds."""
     own = [r for r in rows() if r["experiment"] == "fo-readings" and r["label"] == label]
     assert len(own) == 5
-    return [statistics.fmean(some) for some in zip(*(r["curve"]["accuracy"] for r in own))]
+    each = (row["curve"]["accuracy"] for row in own)
+    return [statistics.fmean(some) for some in zip(*each, strict=True)]
 
 
 def reading(label: str, epoch: int = 250, best: bool = False) -> float:

@@ -82,6 +82,8 @@ def write_found(experiment: Experiment, rows: Mapping[str, Row], folder: Path) -
 
 def ceiling_of(experiment: Experiment, rows: Mapping[str, Row]) -> dict[str, float]:
     """The accuracy without privacy, where the rows have the same model on the same images."""
+    if CEILING not in catalogue.names():  # a user's folder of experiments need not have it
+        return {}
     without = catalogue.find(CEILING)
     shared = ("model", "train_range", "test_range")
     ours, theirs = experiment.protocol.values, without.protocol.values

@@ -291,8 +291,8 @@ def _fair_accuracy(material: _Material) -> Plot:
             title = wording.dataset(dataset)
             panels.append(line_panel(title, labels, lines, ticks=ticks, finish=most))
     caption = (
-        "The same formal epsilon for every method, learning rates chosen on images that no run "
-        f"trains on. {_INTERVALS}"
+        "The same formal epsilon for every method, learning rates chosen on images that no "
+        f"tuning run trains on. {_INTERVALS}"
     )
     title = "The fair comparison: accuracy at equal epsilon"
     empty = "The fair column has not been run yet."
