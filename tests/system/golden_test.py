@@ -109,8 +109,8 @@ def test_tables_of_every_experiment() -> None:
     assert begun == EXPERIMENTS
     for name in EXPERIMENTS:
         experiment = fitted(catalogue.find(name), rows)
-        ceiling = report.ceiling_of(experiment, rows)
-        numbers = summarised(experiment, rows_of(experiment, rows), ceiling)
+        levels = report.levels_of(experiment, rows)
+        numbers = summarised(experiment, rows_of(experiment, rows), levels)
         kept = json.loads((RESULTS / name / "table.json").read_text())
         assert json.loads(json.dumps(numbers)) | {"made_by": kept["made_by"]} == kept, name
 

@@ -58,6 +58,7 @@ NAMES = [
     "geodp-mnist",
     "anchor-cifar10",
     "ceiling",
+    "ceiling-scatter",
 ]
 
 

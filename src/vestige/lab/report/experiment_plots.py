@@ -17,10 +17,10 @@ from vestige.lab.plots import (
     Panel,
     Plot,
     Style,
-    ceiling,
     dot_panel,
     from_zero,
     hollow,
+    levels,
     line_panel,
     look,
     looks,
@@ -58,9 +58,13 @@ class _Material:
         self.rows = [row for row in rows if row["column"] == "published"]
         self.styles = styles_of(experiment)
         self.common_name = common_name(experiment)
-        self.ceiling: Mapping[str, float] = numbers["ceiling"]  # without privacy, by dataset
         self.crowded = crowded(experiment.arms)
         self.coloured = {style["color"] for style in looks()}
+
+    def levels(self, dataset: str) -> dict[str, float]:
+        """What other models reach on the images of a dataset."""
+        known: Mapping[str, Mapping[str, float]] = self.numbers["levels"]
+        return {label: by[dataset] for label, by in known.items() if dataset in by}
 
     def cells(self) -> list[tuple[Mapping[str, Any], list[tuple[str, list[Row]]]]]:
         """Every cell with its labels and their rows, in the experiment's order."""
@@ -96,7 +100,7 @@ def _accuracy_by(x: str, label: str, title: str, material: _Material) -> Plot:
             else:
                 lines.append(line)
         if lines:
-            finish = partial(ceiling, accuracy=material.ceiling.get(cell["dataset"]))
+            finish = partial(levels, known=material.levels(cell["dataset"]))
             labels = (label, "test accuracy")
             panels.append(line_panel(wording.cell(cell), labels, lines, finish=finish))
     caption = BAND
@@ -200,8 +204,8 @@ def _final_accuracy(material: _Material) -> Plot:
                 dots.append(Dot(line["label"], style, *shown))
                 base = ours.get("mean") if line["label"] == compared else base
         if dots:
-            title, most = wording.cell(cell["cell"]), material.ceiling.get(cell["cell"]["dataset"])
-            panels.append(dot_panel(title, "final test accuracy", dots, base=base, most=most))
+            title, known = wording.cell(cell["cell"]), material.levels(cell["cell"]["dataset"])
+            panels.append(dot_panel(title, "final test accuracy", dots, base=base, known=known))
     dashed = f" The dashed line is the reference, {compared}." if compared else ""
     printed = any("accuracy" in arm.paper for arm in material.experiment.arms)
     title = "Final test accuracy" + (", ours and the paper's" if printed else "")
@@ -216,8 +220,8 @@ def _best_accuracy(material: _Material) -> Plot:
         values = [(line["label"], line["best_accuracy"]) for line in lines]
         dots = [Dot(name, material.styles[name], v["mean"], _ends(v)) for name, v in values]
         if dots:
-            title, most = wording.cell(cell["cell"]), material.ceiling.get(cell["cell"]["dataset"])
-            panels.append(dot_panel(title, "best test accuracy", dots, most=most))
+            title, known = wording.cell(cell["cell"]), material.levels(cell["cell"]["dataset"])
+            panels.append(dot_panel(title, "best test accuracy", dots, known=known))
     caption = f"The best epoch on the test images, which nobody may choose by. {_INTERVALS}"
     return plot("best-accuracy", "Best test accuracy of each run", caption, panels)
 
@@ -287,7 +291,7 @@ def _fair_accuracy(material: _Material) -> Plot:
         if lines:
             labels = ("formal epsilon of every method", "test accuracy")
             ticks = [f"epsilon {cell['cell']['epsilon']:g}" for cell in cells]
-            most = partial(ceiling, accuracy=material.ceiling.get(dataset))
+            most = partial(levels, known=material.levels(dataset))
             title = wording.dataset(dataset)
             panels.append(line_panel(title, labels, lines, ticks=ticks, finish=most))
     caption = (
