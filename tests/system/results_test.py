@@ -27,7 +27,7 @@ NAMES = (
     r"^\[[^\]]+\]: \S+$",
     r"^    .*$",
     r"\b(?:fo|sma|geodp)-[a-z0-9-]+",
-    r"\[anchor-cifar10\]",
+    r"\[(?:anchor-cifar10|ceiling-scatter)\]",
     r"CIFAR-100?\b|ResNet-18|arXiv \d+\.\d+",
     r"\b(?:[Tt]ables?|[Ff]igures?) \d(?:, \d)*\b",
 )
