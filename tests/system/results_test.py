@@ -89,15 +89,16 @@ def test_a_stale_number_is_found_wherever_it_stands() -> None:
             assert broken, page[place.start() - 40 : place.end() + 40]
 
 
-# Their rows are being made: they may have a table before the page links it.
-BEING_MADE = {"sma-tab3-constants", "scatter", "scatter-memory", "scatter-slices", "wrn"}
+BEING_MADE = {"sma-tab3-constants"}  # it may have a table before the page links it
+OF_ACCURACY = ("scatter", "wrn")  # these are docs/accuracy.md's
 
 
 def test_every_table_is_linked_and_every_link_leads_to_one() -> None:
     links = dict(re.findall(r"^\[([\w-]+)\]: \.\./results/([\w-]+)/table\.md$", PAGE, re.M))
     assert links and all(name == folder for name, folder in links.items())
     made = {path.parent.name for path in (ROOT / "results").glob("*/table.json")}
-    assert links.keys() <= made and made - links.keys() <= BEING_MADE
+    assert links.keys() <= made
+    assert {name for name in made - links.keys() if not name.startswith(OF_ACCURACY)} <= BEING_MADE
     body = PAGE.partition("\n[fo-tab1]: ")[0]
     for name in links:
         assert f"[{name}]" in body
