@@ -10,7 +10,7 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-_LINK = re.compile(r"(\]\(|src=\")((?:\.\./)+)([^)\"#]+)")
+_LINK = re.compile(r"(\]\(|\]: |src=\")((?:\.\./)+)([^)\"#\s]+)")
 
 
 def on_files(files: Any, config: Any) -> Any:

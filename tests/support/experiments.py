@@ -296,6 +296,8 @@ def made_row(task: Task) -> dict[str, Any]:
     }
     if task.role == "tuning":
         curve = {name: values[-1:] for name, values in curve.items()}
+    if not plain and setting.averaging:
+        row["averaged_accuracy"] = round(top, 4)
     return row | {
         "dataset": setting.dataset,
         "model": "mlp" if plain else setting.model,

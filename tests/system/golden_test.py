@@ -109,8 +109,8 @@ def test_tables_of_every_experiment() -> None:
     assert begun == EXPERIMENTS
     for name in EXPERIMENTS:
         experiment = fitted(catalogue.find(name), rows)
-        ceiling = report.ceiling_of(experiment, rows)
-        numbers = summarised(experiment, rows_of(experiment, rows), ceiling)
+        levels = report.levels_of(experiment, rows)
+        numbers = summarised(experiment, rows_of(experiment, rows), levels)
         kept = json.loads((RESULTS / name / "table.json").read_text())
         assert json.loads(json.dumps(numbers)) | {"made_by": kept["made_by"]} == kept, name
 
@@ -123,6 +123,22 @@ def test_reports_of_every_experiment_are_the_same_bytes(tmp_path: Path) -> None:
     for name in EXPERIMENTS:
         for table in ("table.json", "table.md"):
             assert (folder / name / table).read_text() == (RESULTS / name / table).read_text()
+
+
+def test_the_tables_of_runtimes_are_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made with a folder of definitions of their own, which has no model without privacy."""
+    timing = RESULTS / "timing"
+    monkeypatch.setenv("VESTIGE_EXPERIMENTS", str(timing))
+    folder = tmp_path / "timing"
+    folder.mkdir()
+    shutil.copy(timing / "rows.jsonl", folder)
+    written = {path.relative_to(folder) for path in report.report(folder)}
+    kept = {path.relative_to(timing) for path in timing.glob("*/table.*")}
+    assert kept and kept <= written
+    for path in kept:
+        assert (folder / path).read_text() == (timing / path).read_text()
 
 
 def write() -> None:

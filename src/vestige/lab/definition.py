@@ -60,6 +60,7 @@ class Experiment(Model):
     kind: Annotated[str, one_of(KINDS)] = "training"
     assumed: list[str] = Field(default=[])
     figures: list[Annotated[str, one_of(FIGURES)]] = Field(default=[])
+    coloured: list[Text] = Field(default=[], max_length=3)  # labels, where there are many arms
     seeds: Seeds = 5
     reference: str = ""
     tables: list[Annotated[str, one_of(TABLES)]] = Field(default=["accuracy"])
@@ -120,6 +121,9 @@ class Experiment(Model):
                 f"reference = {self.reference!r} is the label of no arm: choose one of "
                 f"{', '.join(labels)}."
             )
+        for label in self.coloured:
+            if label not in labels:
+                raise refuse(f"coloured has {label!r}, the label of no arm: choose one that is.")
         for table, named in (("targets", self.targets), ("ranges", self.ranges)):
             for dataset in named:
                 if dataset not in (*self.datasets, *self.fair_datasets):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Style = Mapping[str, Any]  # colour, line and marker, by matplotlib's names
 _WIDTH, _HEIGHT, _DOT_HEIGHT = 470, 300, 23  # of a panel, and of a line of dots, in points
 _MARKERS_PER_LINE = 9
-_LONGEST, _LONGEST_TITLE = 34, 52  # characters of a label beside a dot, and above a panel
+_LONGEST, _LONGEST_TITLE = 40, 52  # characters of a label beside a dot, and above a panel
 _NAMED = 12  # so many series are described one by one
 _SHADE = "#f0f4f8"
 _COORDINATES = re.compile(r' (?:d|x|y|points)="[^"]*"')
@@ -67,7 +67,10 @@ def look(number: int) -> Style:
 
 @dataclass(frozen=True)
 class Line:
-    """A series. `low` and `high` are the edges of its band, or ends of its bars, if it has one."""
+    """A series. `low` and `high` are the edges of its band, or ends of its bars, if it has one.
+
+    `key` is its name in the legend, where that is not its own: lines may share one.
+    """
 
     label: str
     style: Style
@@ -75,6 +78,7 @@ class Line:
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -243,7 +247,7 @@ def _draw_line(axes: Axes, line: Line, number: int, count: int) -> None:
     every = math.ceil(len(line.x) / _MARKERS_PER_LINE)
     # Where lines run together, their markers take turns.
     turn = (every * number // count, every)
-    label = plain(line.label) or None
+    label = plain(line.key or line.label) or None
     axes.plot(line.x, line.y, **line.style, label=label, markevery=turn, mec="white", mew=0.6)
     if line.low is not None and line.high is not None:
         color = line.style["color"]
@@ -287,12 +291,21 @@ def shade(axes: Axes, span: Sequence[float]) -> None:
     axes.axhspan(span[0], span[1], color=_SHADE, lw=0, zorder=0.5)
 
 
-def ceiling(axes: Axes, accuracy: float | None, across: bool = True) -> None:
-    """A dotted line at the accuracy without privacy, where it is known."""
-    if accuracy is not None:
+def levels(axes: Axes, known: Mapping[str, float], across: bool = True) -> None:
+    """Lines at the accuracies of other models on the same images: the first dotted, by its name.
+
+    One that is far beyond what is drawn is a note at that side: it must not squeeze the rest.
+    """
+    for number, (label, accuracy) in enumerate(known.items()):
+        low, high = axes.get_ylim() if across else axes.get_xlim()
+        if number and accuracy > high + (high - low) / 2:
+            arrow = "\N{UPWARDS ARROW}" if across else "\N{RIGHTWARDS ARROW}"
+            at: Style = {"transform": axes.transAxes, "ha": "right", "va": "bottom", "size": 8.5}
+            axes.text(1, 1.01, f"{arrow} {accuracy:.3f}: {label}", **at)
+            continue
         draw = axes.axhline if across else axes.axvline
-        looks: Style = {"color": "#52606d", "lw": 1.2, "ls": (0, (1, 2)), "zorder": 1}
-        draw(accuracy, label="without privacy", **looks)
+        dashes = (1, 3, 4, 3) if number else (1, 2)
+        draw(accuracy, label=label, color="#52606d", lw=1.2, ls=(0, dashes), zorder=1)
 
 
 def from_zero(axes: Axes) -> None:
@@ -313,11 +326,11 @@ def dot_panel(
     *,
     bars: bool = False,
     base: float | None = None,
-    most: float | None = None,
+    known: Mapping[str, float] | None = None,
 ) -> Panel:
     """One value for each line of a list, as a dot or a bar from zero, the paper's below ours.
 
-    `base` is the value of the reference, drawn as a dashed line; `most` that without privacy.
+    `base` is the value of the reference, drawn as a dashed line; `known` are those of other models.
     """
 
     def draw(axes: Axes) -> None:
@@ -327,7 +340,7 @@ def dot_panel(
             _draw_paper(axes, dot, place + down)
         if base is not None:
             axes.axvline(base, color=axes.xaxis.label.get_color(), lw=1.0, ls=(0, (4, 3)), zorder=1)
-        ceiling(axes, most, across=False)
+        levels(axes, known or {}, across=False)
         axes.set_yticks(range(len(dots)), [shortened(dot.label) for dot in dots])
         axes.set_ylim(len(dots) - 0.4, -0.6)
         axes.grid(False, axis="y")

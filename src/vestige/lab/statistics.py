@@ -1,19 +1,21 @@
 """Statistics as the papers state them, and the test that they leave out.
 
 Mean, sample standard deviation and the two-sided 95 % Student-t interval over seeds; a paired t
-test against a reference, seed by seed, with Holm's correction for the number of comparisons; and
-how soon, in epochs and in epsilon, a target accuracy is reached.
+test against a reference, seed by seed, with Holm's correction for the number of comparisons, the
+interval of the difference and the size that the test could have seen; and how soon, in epochs and
+in epsilon, a target accuracy is reached.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vestige.errors import ConfigError
 
 CONFIDENCE = 0.95
+POWER = 0.8  # with which a detectable difference is found
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,22 @@ class PairedTest:
     """A two-sided paired t test: mean difference to the reference over `count` common seeds.
 
     `p` is None where the test is undefined: fewer than two pairs, or differences that are all the
-    same and not zero. `p_holm` is p after Holm's correction for `comparisons` tests.
+    same and not zero. `low` and `high` are the two-sided 95 % interval of the difference, without
+    any correction, and `std` its sample standard deviation over the pairs: None where they are all
+    the same. `p_holm` is p after Holm's correction for `comparisons` tests, and `detectable` the
+    smallest true difference that such a test finds with power 0.8 at the strictest level that the
+    correction asks for, 0.05 / comparisons.
     """
 
     count: int
     difference: float
     p: float | None
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
     p_holm: float | None = None
     comparisons: int = 1
+    detectable: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,23 +120,34 @@ def paired_test(values: Mapping[int, float], reference: Mapping[int, float]) -> 
     if not seeds:
         return None
     differences = [values[seed] - reference[seed] for seed in seeds]
-    mean = math.fsum(differences) / len(differences)
-    return PairedTest(len(seeds), mean, _paired_p(differences, mean))
-
-
-def _paired_p(differences: Sequence[float], mean: float) -> float | None:
-    from scipy.stats import t
-
-    count = len(differences)
-    if count < 2:
-        return None
-    if not any(differences):
-        return 1.0  # the two were the same, run by run
-    std = sample_std(differences)
+    count = len(seeds)
+    mean = math.fsum(differences) / count
+    std = sample_std(differences) if count > 1 else 0.0
     # Accuracies are multiples of 1 / images: equal differences must not become certainty.
     if std <= 1e-12 * abs(mean):
-        return None
-    return float(2 * t.sf(abs(mean) / (std / math.sqrt(count)), count - 1))
+        same = count > 1 and not any(differences)  # the two were the same, run by run
+        return PairedTest(count, mean, 1.0 if same else None)
+    half = interval_half_width(std, count)
+    p = _two_sided(mean, std / math.sqrt(count), count - 1)
+    return PairedTest(count, mean, p, std, mean - half, mean + half)
+
+
+def _two_sided(mean: float, error: float, freedom: int) -> float:
+    from scipy.stats import t
+
+    return float(2 * t.sf(abs(mean) / error, freedom))
+
+
+def detectable(std: float, count: int, comparisons: int) -> float:
+    """(t_(1 - 0.025 / comparisons) + t_0.8) * std / sqrt(n), both with n - 1 degrees of freedom.
+
+    The usual approximation of the smallest true difference that a paired t test at the level
+    0.05 / comparisons finds with power 0.8. From few pairs its std is itself uncertain.
+    """
+    from scipy.stats import t
+
+    quantiles = t.ppf([1 - (1 - CONFIDENCE) / 2 / comparisons, POWER], count - 1)
+    return float(sum(quantiles)) * std / math.sqrt(count)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -148,9 +169,11 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def corrected(tests: Sequence[PairedTest]) -> list[PairedTest]:
     """The tests with Holm's correction for their number."""
     values = holm([test.p for test in tests])
+    total = len(tests)
+    sizes = [test.std and detectable(test.std, test.count, total) for test in tests]
     return [
-        PairedTest(test.count, test.difference, test.p, value, len(tests))
-        for test, value in zip(tests, values, strict=True)
+        replace(test, p_holm=value, comparisons=total, detectable=size)
+        for test, value, size in zip(tests, values, sizes, strict=True)
     ]
 
 

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from vestige.lab.definition import Experiment
@@ -23,6 +24,7 @@ from vestige.lab.statistics import (
 )
 
 Numbers = dict[str, Any]
+Levels = Mapping[str, Mapping[str, float]]  # accuracies by what reaches them, and by dataset
 # What the rows of a line have in common, and what their machines may differ in.
 _COMMON = "method settings lr noise_multiplier epsilon epsilon_marginal delta".split()
 _MACHINE = ("processor", "device")
@@ -77,12 +79,31 @@ def ceilings(without_privacy: Experiment, rows: Mapping[str, Row]) -> dict[str, 
     return best
 
 
+def private_levels(tuned: Experiment, rows: Mapping[str, Row]) -> dict[str, float]:
+    """What the first arm of a fair column ends at, at its largest epsilon, by dataset.
+
+    A dataset whose final runs are not all there has none.
+    """
+    reached: dict[str, float] = {}
+    for cell in _fair(tuned, rows_of(tuned, rows)):
+        line = cell["lines"][0]
+        if cell["cell"]["epsilon"] == largest_epsilon(tuned) and line["count"] == line["expected"]:
+            reached[cell["cell"]["dataset"]] = line["accuracy"]["mean"]
+    return reached
+
+
+def largest_epsilon(experiment: Experiment) -> float:
+    """The largest epsilon of the fair column."""
+    assert experiment.fair is not None
+    return max(experiment.fair.epsilons)
+
+
 def summarised(
-    experiment: Experiment, rows: Sequence[Row], ceiling: Mapping[str, float] | None = None
+    experiment: Experiment, rows: Sequence[Row], levels: Levels = MappingProxyType({})
 ) -> Numbers:
     """All numbers of an experiment's report, from `rows_of` it.
 
-    `ceiling` is the accuracy of its model without privacy, by dataset, where that is known.
+    `levels` are accuracies of other models on the same images.
     """
     told = ("title", "paper", "item", "claim")
     head: Numbers = {name: getattr(experiment, name) for name in told} | {
@@ -96,7 +117,7 @@ def summarised(
         "reference": experiment.reference,
         "published": _published(experiment, rows),
         "fair": _fair(experiment, rows),
-        "ceiling": dict(ceiling or {}),
+        "levels": {label: dict(by) for label, by in levels.items()},
     }
 
 

@@ -176,8 +176,10 @@ def _reached(line: Numbers) -> str:
 _LABEL: Columns = {"method": lambda line: line["label"]}
 _TESTS: Columns = {
     "difference": _difference,
+    "95 % interval of the difference": lambda line: _interval(line.get("against_reference")),
     "p": _number("p", ".3g", "against_reference"),
     "p (Holm)": _number("p_holm", ".3g", "against_reference"),
+    "detectable": _number("detectable", ".4f", "against_reference"),
 }
 _ACCURACY: Columns = {
     **_LABEL,

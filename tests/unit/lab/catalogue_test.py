@@ -59,6 +59,7 @@ NAMES = [
     "geodp-mnist",
     "anchor-cifar10",
     "ceiling",
+    "ceiling-scatter",
 ]
 
 
@@ -175,6 +176,21 @@ def test_no_experiment_trains_on_its_validation_images() -> None:
             assert trained[0] == 0 and trained[1] <= held_out[0]
             if not whole:
                 assert (trained, held_out) == ([0, 5000], [5000, 7000])
+
+
+def test_svhn_is_said_to_be_cut_again_wherever_it_is_run() -> None:
+    named = [e for e in map(catalogue.find, NAMES) if "svhn" in e.datasets + e.fair_datasets]
+    assert {"fo-fig1", "ceiling", "scatter-slices"} <= {experiment.name for experiment in named}
+    for experiment in named:
+        told = " ".join(experiment.assumed)
+        assert "SVHN is not the published 32x32 file" in told, experiment.name
+
+
+@pytest.mark.parametrize(
+    "name", ["fo-readings", "ceiling", "fo-unstated", "fo-alpha", "geodp-mnist"]
+)
+def test_assumed_values_are_not_called_published(name: str) -> None:
+    assert "published" not in catalogue.find(name).heading
 
 
 @pytest.mark.parametrize("name", ["fo-tab3", "fo-fig1", "sma-tab2", "sma-fig2"])

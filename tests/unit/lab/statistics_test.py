@@ -9,12 +9,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import ttest_1samp
+from scipy.stats import nct, ttest_1samp
+from scipy.stats import t as student
 
 from vestige.errors import ConfigError
 from vestige.lab import catalogue
 from vestige.lab.statistics import (
     corrected,
+    detectable,
     equivalence,
     holm,
     interval_half_width,
@@ -99,10 +101,36 @@ def test_paired_test_by_hand() -> None:
     assert found.p == pytest.approx(0.1027, abs=2e-4)
 
 
+@pytest.mark.parametrize("shift", [0.0, 0.004, -0.02])
+def test_the_interval_of_a_paired_test_leaves_0_out_where_it_rejects(shift: float) -> None:
+    steps = (0.003, -0.002, 0.0005, 0.0015, -0.001)
+    found = paired_test({s: shift + v for s, v in enumerate(steps)}, dict.fromkeys(range(5), 0.0))
+    assert found is not None and found.p is not None and found.low is not None
+    expected = ttest_1samp([shift + v for v in steps], 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert found.std == pytest.approx(statistics.stdev(steps))
+    assert (found.p < 0.05) == (found.low > 0 or found.high < 0)
+
+
+def test_a_detectable_difference_by_hand() -> None:
+    # n 5: t_0.975 2.776 and t_0.8 0.941 with 4 degrees of freedom; two comparisons: t_0.9875 3.495.
+    assert detectable(0.01, 5, 1) == pytest.approx((2.776 + 0.941) * 0.01 / math.sqrt(5), rel=1e-3)
+    assert detectable(0.01, 5, 2) == pytest.approx((3.495 + 0.941) * 0.01 / math.sqrt(5), rel=1e-3)
+
+
+@pytest.mark.parametrize(("count", "comparisons"), [(5, 1), (10, 1), (10, 9), (30, 3)])
+def test_a_detectable_difference_is_found_four_times_in_five(count: int, comparisons: int) -> None:
+    """By the exact power of the t test, which the formula approximates."""
+    size = detectable(1.0, count, comparisons) * math.sqrt(count)
+    edge = student.isf(0.025 / comparisons, count - 1)
+    power = nct.sf(edge, count - 1, size) + nct.cdf(-edge, count - 1, size)
+    assert 0.77 < power < 0.88
+
+
 def test_paired_test_without_common_seeds() -> None:
     assert paired_test({0: 0.1}, {1: 0.1}) is None
     alone = paired_test({0: 0.2}, {0: 0.1})
-    assert alone is not None and alone.p is None
+    assert alone is not None and (alone.p, alone.low, alone.std) == (None, None, None)
 
 
 def test_equal_runs_are_no_evidence() -> None:
@@ -111,7 +139,8 @@ def test_equal_runs_are_no_evidence() -> None:
     assert found is not None and found.p == 1.0
     # One image more in every run: the test is undefined, not certain.
     shifted = paired_test({s: v + 1 / 2000 for s, v in same.items()}, same)
-    assert shifted is not None and shifted.p is None
+    assert shifted is not None and (shifted.p, shifted.low) == (None, None)
+    assert corrected([shifted])[0].detectable is None
 
 
 def test_holm_by_hand() -> None:
@@ -137,6 +166,8 @@ def test_corrected_says_how_many_comparisons() -> None:
     found = corrected([test for test in tests if test is not None])
     assert [test.comparisons for test in found] == [2, 2]
     assert all(test.p is not None and test.p_holm is not None for test in found)
+    for test in found:
+        assert test.std is not None and test.detectable == detectable(test.std, 3, 2)
 
 
 def test_time_to_a_target() -> None:

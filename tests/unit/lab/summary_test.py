@@ -22,7 +22,7 @@ from tests.support.experiments import (
 from vestige.lab.definition import Experiment
 from vestige.lab.rows import Rows
 from vestige.lab.runner import Request
-from vestige.lab.summary import ceilings, fitted, rows_of, summarised
+from vestige.lab.summary import ceilings, fitted, private_levels, rows_of, summarised
 
 
 @pytest.fixture
@@ -61,6 +61,22 @@ def test_the_ceiling_is_the_best_rates_best_epoch_on_average(
     ]
     assert ceilings(toy, rows) == {"digits": pytest.approx(max(best))}
     assert ceilings(toy, {}) == {}
+
+
+def test_the_level_of_a_private_model_needs_all_of_its_runs(tmp_path: Path) -> None:
+    experiment = report_toy(tmp_path, REPORT_TOY + REPORT_FAIR)
+    made = made_rows(experiment)
+    finals = [
+        row
+        for row in made
+        if (row["role"], row["column"], row["label"]) == ("final", "fair", "DP-SGD")
+    ]
+    rows = {row["hash"]: row for row in made}
+    last = [row["final_accuracy"] for row in finals if row["cell"]["epsilon"] == 8.0]
+    assert len(last) == 2
+    assert private_levels(experiment, rows) == {"mnist": pytest.approx(np.mean(last))}
+    del rows[finals[-1]["hash"]]
+    assert private_levels(experiment, rows) == {}
 
 
 def test_a_column_without_arms_asks_for_no_more_seeds(tmp_path: Path, toy: Experiment) -> None:

@@ -29,6 +29,12 @@ def test_the_tables_that_an_experiment_asks_for(tmp_path: Path) -> None:
     assert lines["GeoDP"]["epsilon"] == "no guarantee" and lines["DP-SGD"]["epsilon"] == "9.00"
     assert lines["DP-SGD"]["paper"] == "0.7100 ± 0.0100 [0.7000, 0.7200]"
     assert lines["SMA"]["paper"] == "0.8000" and lines["Another"]["final accuracy"] == "-"
+    test = next(ln for ln in numbers["published"][0]["lines"] if ln["label"] == "SMA")
+    test = test["against_reference"]
+    between = f"[{test['low']:.4f}, {test['high']:.4f}]"
+    assert lines["SMA"]["95 % interval of the difference"] == between
+    assert lines["SMA"]["detectable"] == f"{test['detectable']:.4f}"
+    assert lines["DP-SGD"]["detectable"] == "-"
     assert comparisons(numbers["published"]) == 2
     fair = cells_of(numbers["fair"], ["fair"], wording.cell)
     assert [label for label, _ in fair[0].tried] == ["DP-SGD"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from vestige.errors import ConfigError
@@ -22,13 +23,22 @@ from vestige.lab.grid import Row
 from vestige.lab.report.checks import check_rows, naming_damage
 from vestige.lab.rows import ROWS, Rows
 from vestige.lab.runner import QUICK
-from vestige.lab.summary import ceilings, fitted, rows_of, summarised
+from vestige.lab.summary import (
+    Levels,
+    ceilings,
+    fitted,
+    largest_epsilon,
+    private_levels,
+    rows_of,
+    summarised,
+)
 from vestige.lab.tables import markdown
 
 if TYPE_CHECKING:
     from vestige.lab.plots import Plot
 
-CEILING = "ceiling"  # the experiment that has the model without privacy
+# The experiments that have the model without privacy, and another private one on its images.
+CEILING, SCATTERING = "ceiling", "ceiling-scatter"
 TABLE, NUMBERS, PAGE = "table.md", "table.json", "report.html"
 
 
@@ -77,26 +87,40 @@ def write_found(experiment: Experiment, rows: Mapping[str, Row], folder: Path) -
             f"there is no row of {experiment.name} in {folder.parent / ROWS}: run `vestige "
             f"reproduce {experiment.name}` first."
         )
-    return write(experiment, finished, folder, ceiling_of(experiment, rows))
+    return write(experiment, finished, folder, levels_of(experiment, rows))
 
 
-def ceiling_of(experiment: Experiment, rows: Mapping[str, Row]) -> dict[str, float]:
-    """The accuracy without privacy, where the rows have the same model on the same images."""
-    without = catalogue.find(CEILING)
-    shared = ("model", "train_range", "test_range")
-    ours, theirs = experiment.protocol.values, without.protocol.values
-    if experiment.quick or experiment.name == CEILING or experiment.kind != "training":
+def levels_of(experiment: Experiment, rows: Mapping[str, Row]) -> dict[str, dict[str, float]]:
+    """What is known of the experiment's images: its model without privacy, and a better one.
+
+    A user's folder of experiments need not have either.
+    """
+    if experiment.quick or experiment.kind != "training":
         return {}
-    if any(ours.get(name) != theirs[name] for name in shared):
-        return {}
-    return ceilings(without, rows)
+    levels: dict[str, dict[str, float]] = {}
+    images = ("train_range", "test_range")
+    if _shares(experiment, CEILING, ("model", *images)):
+        levels["without privacy"] = ceilings(catalogue.find(CEILING), rows)
+    if _shares(experiment, SCATTERING, images):
+        private = catalogue.find(SCATTERING)
+        label = f"scattering features, epsilon {largest_epsilon(private):g}"
+        levels[label] = private_levels(private, rows)
+    return levels
+
+
+def _shares(experiment: Experiment, name: str, settings: Sequence[str]) -> bool:
+    """Whether another experiment is there, and has the same of these settings."""
+    if name not in catalogue.names() or experiment.name == name:
+        return False
+    ours, theirs = experiment.protocol.values, catalogue.find(name).protocol.values
+    return all(ours.get(setting) == theirs[setting] for setting in settings)
 
 
 def write(
     experiment: Experiment,
     rows: Sequence[Row],
     folder: Path,
-    ceiling: Mapping[str, float] | None = None,
+    levels: Levels = MappingProxyType({}),
 ) -> list[Path]:
     """Write tables, plots and page of an experiment from `rows_of` it; returns the files.
 
@@ -107,7 +131,7 @@ def write(
 
     with naming_damage(f"a row of {experiment.name}", "take its line out of rows.jsonl"):
         check_rows(rows)
-        numbers = summarised(experiment, rows, ceiling)
+        numbers = summarised(experiment, rows, levels)
         # By the last two names of the path: where the results lie does not change the bytes.
         root = folder.absolute().parent.name
         command = f"vestige report {root}/{folder.name}"

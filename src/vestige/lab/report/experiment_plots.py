@@ -17,23 +17,21 @@ from vestige.lab.plots import (
     Panel,
     Plot,
     Style,
-    ceiling,
     dot_panel,
     from_zero,
     hollow,
+    levels,
     line_panel,
     look,
     looks,
     plot,
-    quiet,
     reference,
 )
 from vestige.lab.report.curves import BAND, mean_line, stage_panels
+from vestige.lab.report.styles import common_name, crowded, fair_styles_of, styles_of
 from vestige.lab.statistics import summarise
 from vestige.lab.summary import Numbers, matching
 
-_IN_COLOUR = ("fo", "sma")  # besides the reference, where there are many arms
-_MOST_COLOURED = 6
 _INTERVALS = "Bars are two-sided 95 % Student-t intervals over the seeds."
 _SHORT = {"bounding": "beta", "dimension": "d", "batch": "B", "sigma": "sigma"}
 _ERRORS = {
@@ -58,10 +56,15 @@ class _Material:
     def __init__(self, experiment: Experiment, rows: Sequence[Row], numbers: Numbers) -> None:
         self.experiment, self.numbers = experiment, numbers
         self.rows = [row for row in rows if row["column"] == "published"]
-        self.styles = _styles(experiment)
-        self.ceiling: Mapping[str, float] = numbers["ceiling"]  # without privacy, by dataset
-        self.crowded = len(experiment.arms) > _MOST_COLOURED
+        self.styles = styles_of(experiment)
+        self.common_name = common_name(experiment)
+        self.crowded = crowded(experiment.arms)
         self.coloured = {style["color"] for style in looks()}
+
+    def levels(self, dataset: str) -> dict[str, float]:
+        """What other models reach on the images of a dataset."""
+        known: Mapping[str, Mapping[str, float]] = self.numbers["levels"]
+        return {label: by[dataset] for label, by in known.items() if dataset in by}
 
     def cells(self) -> list[tuple[Mapping[str, Any], list[tuple[str, list[Row]]]]]:
         """Every cell with its labels and their rows, in the experiment's order."""
@@ -72,38 +75,6 @@ class _Material:
             if any(rows for _, rows in arms):
                 cells.append((cell, [(label, rows) for label, rows in arms if rows]))
         return cells
-
-
-def _styles(experiment: Experiment) -> dict[str, Style]:
-    """One look for each label. An arm of the fair column looks like the published one that has
-    the same method and settings, unless another one does already."""
-    styles: dict[str, Style] = {}
-    same: dict[str, Style] = {}  # by method and settings
-    free = iter(range(10_000))
-    crowded = len(experiment.arms) > _MOST_COLOURED
-    for arm in experiment.arms:
-        chosen = reference() if arm.label == experiment.reference else look(next(free))
-        if crowded and arm.label != experiment.reference and arm.method not in _IN_COLOUR:
-            chosen = quiet(len(styles))
-        styles[arm.label] = chosen
-        same.setdefault(_identity(arm.values), chosen)
-    fair_arms = experiment.fair.arms if experiment.fair else ()
-    taken = [styles[arm.label] for arm in fair_arms if arm.label in styles]
-    for fair_arm in fair_arms:
-        if fair_arm.label in styles:
-            continue
-        chosen = same.get(_identity(fair_arm.values)) or look(next(free))
-        colours = {style["color"] for style in taken}
-        left = {style["color"] for style in looks()} - colours
-        while chosen in taken or (chosen["color"] in colours and len(left) > 1):
-            chosen = look(next(free))
-        styles[fair_arm.label] = chosen
-        taken.append(chosen)
-    return styles
-
-
-def _identity(values: Mapping[str, Any]) -> str:
-    return repr((values["method"], sorted(values["settings"].items()), values.get("momentum")))
 
 
 def _by_epoch(row: Row, x: str, y: str) -> tuple[Any, Any, Any]:
@@ -124,11 +95,12 @@ def _accuracy_by(x: str, label: str, title: str, material: _Material) -> Plot:
             if line is None:
                 without[name] = None
             elif material.crowded and line.style["color"] not in material.coloured:
-                lines.append(replace(line, low=None, high=None))  # bands would hide each other
+                # Bands would hide each other.
+                lines.append(replace(line, low=None, high=None, key=material.common_name))
             else:
                 lines.append(line)
         if lines:
-            finish = partial(ceiling, accuracy=material.ceiling.get(cell["dataset"]))
+            finish = partial(levels, known=material.levels(cell["dataset"]))
             labels = (label, "test accuracy")
             panels.append(line_panel(wording.cell(cell), labels, lines, finish=finish))
     caption = BAND
@@ -232,8 +204,8 @@ def _final_accuracy(material: _Material) -> Plot:
                 dots.append(Dot(line["label"], style, *shown))
                 base = ours.get("mean") if line["label"] == compared else base
         if dots:
-            title, most = wording.cell(cell["cell"]), material.ceiling.get(cell["cell"]["dataset"])
-            panels.append(dot_panel(title, "final test accuracy", dots, base=base, most=most))
+            title, known = wording.cell(cell["cell"]), material.levels(cell["cell"]["dataset"])
+            panels.append(dot_panel(title, "final test accuracy", dots, base=base, known=known))
     dashed = f" The dashed line is the reference, {compared}." if compared else ""
     printed = any("accuracy" in arm.paper for arm in material.experiment.arms)
     title = "Final test accuracy" + (", ours and the paper's" if printed else "")
@@ -248,8 +220,8 @@ def _best_accuracy(material: _Material) -> Plot:
         values = [(line["label"], line["best_accuracy"]) for line in lines]
         dots = [Dot(name, material.styles[name], v["mean"], _ends(v)) for name, v in values]
         if dots:
-            title, most = wording.cell(cell["cell"]), material.ceiling.get(cell["cell"]["dataset"])
-            panels.append(dot_panel(title, "best test accuracy", dots, most=most))
+            title, known = wording.cell(cell["cell"]), material.levels(cell["cell"]["dataset"])
+            panels.append(dot_panel(title, "best test accuracy", dots, known=known))
     caption = f"The best epoch on the test images, which nobody may choose by. {_INTERVALS}"
     return plot("best-accuracy", "Best test accuracy of each run", caption, panels)
 
@@ -308,23 +280,23 @@ def _fair_accuracy(material: _Material) -> Plot:
     """The fair column: accuracy of every method at equal formal epsilon."""
     fair = material.experiment.fair
     assert fair is not None
-    panels = []
+    panels, styles = [], fair_styles_of(material.experiment)
     for dataset in material.experiment.fair_datasets:
         cells = [c for c in material.numbers["fair"] if c["cell"]["dataset"] == dataset]
         lines = [
             line
             for arm in fair.arms
-            if (line := _points(arm.label, material.styles[arm.label], cells)) is not None
+            if (line := _points(arm.label, styles[arm.label], cells)) is not None
         ]
         if lines:
             labels = ("formal epsilon of every method", "test accuracy")
             ticks = [f"epsilon {cell['cell']['epsilon']:g}" for cell in cells]
-            most = partial(ceiling, accuracy=material.ceiling.get(dataset))
+            most = partial(levels, known=material.levels(dataset))
             title = wording.dataset(dataset)
             panels.append(line_panel(title, labels, lines, ticks=ticks, finish=most))
     caption = (
-        "The same formal epsilon for every method, learning rates chosen on images that no run "
-        f"trains on. {_INTERVALS}"
+        "The same formal epsilon for every method, learning rates chosen on images that no "
+        f"tuning run trains on. {_INTERVALS}"
     )
     title = "The fair comparison: accuracy at equal epsilon"
     empty = "The fair column has not been run yet."
@@ -368,7 +340,7 @@ def _errors(numbers: Numbers, measure: str, name: str, label: str) -> Plot:
                 for name, short in _SHORT.items()
                 if name in panel["fixed"]
             ]
-            title = f"{panel['panel']}: {panel['varied']} varies; {', '.join(fixed)}"
+            title = f"{panel['panel']}: {', '.join(fixed)}"  # what varies is on the axis
             panels.append(line_panel(title, (panel["varied"], label), lines, log=True))
     caption = "Synthetic gradients; both axes are logarithmic."
     return plot(name, label.capitalize(), caption, panels, "No point is done.")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.experiments import REPORT_TOY, made_rows, report_files, report_toy
+from vestige.lab import catalogue
 from vestige.lab.plots import quiet, reference
 from vestige.lab.report.experiment_plots import plots
 from vestige.lab.summary import summarised
@@ -64,10 +65,16 @@ def test_among_many_arms_the_papers_methods_and_the_reference_have_colours(tmp_p
 def test_the_accuracy_without_privacy_is_a_line_of_every_accuracy_plot(tmp_path: Path) -> None:
     toy = report_toy(tmp_path, REPORT_TOY)
     rows = made_rows(toy)
-    for ceiling, shown in (({}, False), ({toy.datasets[0]: 0.9}, True)):
-        for one in plots(toy, rows, summarised(toy, rows, ceiling)):
+    data = toy.datasets[0]
+    for levels, shown, noted in (
+        ({}, False, False),
+        ({"without privacy": {data: 0.9}, "another": {data: 0.91}}, True, False),
+        ({"without privacy": {data: 0.9}, "another": {data: 9.87}}, True, True),
+    ):
+        for one in plots(toy, rows, summarised(toy, rows, levels)):
             if "accuracy" in one.name and one.svg:
-                assert ("without privacy" in one.svg) is shown, one.name
+                assert ("without privacy" in one.svg) is ("another" in one.svg) is shown, one.name
+                assert ("9.870: another" in one.svg) is noted, one.name
 
 
 def test_titles_promise_the_papers_values_where_there_are_some(tmp_path: Path) -> None:
@@ -77,3 +84,13 @@ def test_titles_promise_the_papers_values_where_there_are_some(tmp_path: Path) -
         made = plots(toy, rows, summarised(toy, rows))
         (title,) = [figure.title for figure in made if figure.name == "final-accuracy"]
         assert ("the paper's" in title) == (name == "with")
+
+
+@pytest.mark.parametrize("name", ["geodp-fig3", "geodp-fig4"])
+def test_panels_of_a_study_say_what_is_fixed_in_full(name: str) -> None:
+    study = catalogue.find(name).quickened()
+    rows = made_rows(study)
+    for figure in plots(study, rows, summarised(study, rows)):
+        assert figure.svg and "\N{HORIZONTAL ELLIPSIS}" not in figure.svg
+        for sweep in study.sweeps:
+            assert f"{sweep.name}: " in figure.svg
