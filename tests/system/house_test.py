@@ -31,7 +31,6 @@ WITHOUT_MIRROR = {
     "gradients/following/table.py",
     "gradients/groups.py",
     "gradients/kernels/programs.py",
-    "gradients/nodes.py",
     "gradients/refs.py",
     "gradients/trial.py",
     "lab/spectrum_report.py",
