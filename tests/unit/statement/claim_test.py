@@ -172,10 +172,12 @@ def test_without_noise_there_is_no_guarantee(changes: dict[str, Any], words: str
     assert found["guarantee"]["kind"] == "none"
 
 
-def test_nothing_released_is_said() -> None:
-    found = made([], released=0)
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+def test_nothing_released_is_said(accountant: str) -> None:
+    found = made([], released=0, accountant=accountant)
     statement.check(found)
     assert found["guarantee"]["epsilon"] == 0
+    assert {group["epsilon"] for group in found["unit"]["groups"]} == {0.0}
     assert found["gaussian_dp"]["mu"] is None
     assert any("Nothing was released" in warning for warning in found["warnings"])
 
