@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from vestige.checks import printable
 from vestige.cli.options import Json, OwnModel, Run
 from vestige.cli.render import print_json
 from vestige.files import write_whole
@@ -31,7 +33,11 @@ def predict(
     """One line for each record: the prediction, and the probability of each class."""
     from vestige.train.saved_model import load
 
-    found = load(run, model).predict(data)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        found = load(run, model).predict(data)
+    for note in (note for note in notes if note.category is UserWarning):
+        typer.echo(f"vestige: {printable(str(note.message))}", err=True)
     if as_json and out is None:
         print_json({"predictions": found})
         return

@@ -72,8 +72,9 @@ Loaded = tuple[Callable[[NDArray[Any]], NDArray[Any]], NDArray[Any], NDArray[Any
 def _table(path: Path, schema: Schema) -> Loaded:
     """Inputs by their places, targets, which rows have one, and which are held out."""
     table = table_data.read_table(path)
-    x = table_data.encode(schema, table)
     y, known = table_data.targets(schema, table)
+    x = table_data.encode(schema, table, training=True)
+    known &= ~np.isnan(x).any(axis=1)
     held_out = table_data.in_held_out(table_data.row_bytes(table), schema.held_out)
     return x.__getitem__, y, known, held_out
 

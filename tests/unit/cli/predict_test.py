@@ -44,6 +44,20 @@ def test_from_a_table_to_predictions() -> None:
     assert Path("out.csv").read_text() == predicted.stdout
 
 
+def test_a_file_that_is_written_otherwise_than_the_training_data_is_noticed() -> None:
+    write_table(Path("t.csv"))
+    assert run(TRAIN).exit_code == 0
+    new = rows(3)
+    write_table(Path("shouted.csv"), [record | {"town": record["town"].upper()} for record in new])
+    said = run("predict run shouted.csv")
+    assert (said.exit_code, len(said.stdout.splitlines())) == (0, 4)
+    assert plain(said.stderr) == (
+        "vestige: no record has one of the declared categories of town: all count as other."
+    )
+    write_table(Path("unit.csv"), [record | {"age": "52 years"} for record in new])
+    check_refused(run("predict run unit.csv"), "the age of record 1 is no number")
+
+
 def test_regression_shows_its_error_and_predicts_in_its_own_unit() -> None:
     write_table(Path("t.csv"), task="regression", target='"days"')
     result = run(TRAIN)

@@ -77,13 +77,15 @@ def test_an_engine_of_ones_own_has_a_statement() -> None:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    found = engine.statement(1e-3, dataset="patients", tuning="none was done.")
+    found = engine.statement(1e-3, dataset="patients", tuning="none was done")
     statement.check(found)
     assert found["status"] == "private"
     assert found["guarantee"]["epsilon"] == engine.get_epsilon(1e-3)
     assert found["run"] == {"dataset": "patients"}
     texts = {row["what"]: row["text"] for row in found["not_covered"]}
-    assert texts["hyper-parameter tuning"].startswith("Declared: none was done.")
+    assert texts["hyper-parameter tuning"].startswith(
+        "Declared: none was done. Choosing settings"
+    )
     assert texts["number of records"].startswith("38 was declared as the public size")
 
 
