@@ -90,8 +90,9 @@ def encode(schema: Schema, table: Table, training: bool = False) -> NDArray[np.f
         part = _encoded(column, values)
         if column.kind == "number" and not dropped and np.isnan(part).any():
             more = ', or leave such records out with unknown = "drop"' if training else ""
+            place = int(np.isnan(part[:, 0]).argmax())
             raise ConfigError(
-                f"the {name} of record {int(np.isnan(part[:, 0]).argmax()) + 1} is no number: write "
+                f"the {name} of record {place + 1} is no number: write "
                 "numbers with a decimal point and without a unit, and nothing where one is "
                 f"missing; or declare {name} as a category{more}."
             )

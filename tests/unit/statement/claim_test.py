@@ -83,9 +83,7 @@ def test_an_engine_of_ones_own_has_a_statement() -> None:
     assert found["guarantee"]["epsilon"] == engine.get_epsilon(1e-3)
     assert found["run"] == {"dataset": "patients"}
     texts = {row["what"]: row["text"] for row in found["not_covered"]}
-    assert texts["hyper-parameter tuning"].startswith(
-        "Declared: none was done. Choosing settings"
-    )
+    assert texts["hyper-parameter tuning"].startswith("Declared: none was done. Choosing settings")
     assert texts["number of records"].startswith("38 was declared as the public size")
 
 

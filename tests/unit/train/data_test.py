@@ -416,5 +416,6 @@ def test_a_vestige_data_without_the_file_is_named_first(
     assert str(refused.value).startswith(
         f"VESTIGE_DATA is {str(tmp_path)!r}, which has no mnist.npz; mnist: "
     )
-    with pytest.raises(ConfigError, match=r"^data_dir is .*no svhn\.npz; VESTIGE_DATA is .*no svhn"):
+    both = r"^data_dir is .*no svhn\.npz; VESTIGE_DATA is .*no svhn"
+    with pytest.raises(ConfigError, match=both):
         load("svhn", data_dir=tmp_path, download=False)
