@@ -42,6 +42,7 @@ REASONS = {
     "DifferentiallyPrivateDistributedDataParallel": f"{_ONE_PROCESS}. Pass the module inside it.",
     "UniformWithReplacementSampler": f"{_LOTS}. Give the DataLoader a batch_size and no sampler.",
     "DistributedUniformWithReplacementSampler": f"{_LOTS}, in one process. Give a batch_size.",
+    "wrap_data_loader": f"{_LOTS}. Use `with BatchMemoryManager(...) as loader`.",
     "distributed": f"{_ONE_PROCESS}. Leave distributed=True out.",
     "accountant.step": (
         "the ledger is charged at the door, before each draw, so that a call by hand would count a "
@@ -83,6 +84,13 @@ def refused(name: str, shown: str = "") -> type[Any]:
         refuse(name, shown)
 
     return type(name, (), {"__init__": stop, "__doc__": f"Refused: {REASONS[name]}"})
+
+
+def absent(module: str, instead: str) -> NoReturn:
+    """Refuse to import a module of Opacus whose names have no counterpart."""
+    raise ImportError(
+        f"Opacus' {module} has no counterpart: {instead}. docs/from-opacus.md has the names."
+    )
 
 
 class _GradSample:
