@@ -55,10 +55,11 @@ def _csv(found: list[dict[str, Any]]) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     for number, one in enumerate(found):
         said, chances = one["prediction"], one.get("probabilities", {})
+        cells = {"file": one["file"]} if "file" in one else {}
         if isinstance(said, dict):  # regression: one column for each target
-            cells = {name: f"{value:.6g}" for name, value in said.items()}
+            cells |= {name: f"{value:.6g}" for name, value in said.items()}
         else:
-            cells = {"prediction": " ".join(said) if isinstance(said, list) else said}
+            cells |= {"prediction": " ".join(said) if isinstance(said, list) else said}
         cells |= {f"p({name})": f"{chance:.4f}" for name, chance in chances.items()}
         if not number:
             writer.writerow(cells)

@@ -131,7 +131,10 @@ def print_result(result: Mapping[str, Any]) -> None:
         noisy = result["held_out_release"]
         name = "mae" if "mae" in noisy else "accuracy"
         cost = f"epsilon {round_up(noisy['epsilon'])} of the held-out records"
-        told.append((f"noisy {name}", f"{noisy[name]:.4g}  may be published ({cost})"))
+        figure = f"{noisy[name]:.4g}"
+        if "standard_error" in noisy:  # a search's figure is the best of many
+            figure += f" ± {noisy['standard_error']:.2g}"
+        told.append((f"noisy {name}", f"{figure}  may be published ({cost})"))
     if result.get("averaged_accuracy") is not None:
         told.append(("averaged", f"{result['averaged_accuracy']:.2%}  with averaged weights"))
     if "train_loss_outside_guarantee" in result:

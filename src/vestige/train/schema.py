@@ -247,11 +247,15 @@ unknown = "refuse"  # records without a known class or number: "refuse" the run,
 def draft(name: str, kinds: Mapping[str, str], target: Iterable[str], task: str) -> str:
     """The text of a schema to be completed. It holds names and kinds of columns, and no value."""
     wanted = list(target)
-    missing = [column for column in wanted if column not in kinds]
-    if missing or not wanted:
+    if not wanted:
         raise ConfigError(
-            f"target {', '.join(missing) or '(none)'} is no column of {name}: it has "
-            f"{', '.join(kinds)}."
+            f"no target is named: say what is to be predicted, --target COLUMN; {name} has the "
+            f"columns {', '.join(kinds)}."
+        )
+    missing = [column for column in wanted if column not in kinds]
+    if missing:
+        raise ConfigError(
+            f"target {', '.join(missing)} is no column of {name}: it has {', '.join(kinds)}."
         )
     parts = [
         HEAD.format(

@@ -37,12 +37,19 @@ def read_table(path: Path) -> dict[str, Sequence[Any]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} cannot be read ({error}): give a CSV file in UTF-8.") from error
     names = [name.strip() for name in names]
+    if not any(names):
+        raise ConfigError(
+            f"{path} is empty: its first line must name the columns, and each line after it is a "
+            "record."
+        )
     if not all(names) or len(set(names)) < len(names):
         raise ConfigError(
             f"the first line of {path} must name every column once: it has an empty name or one "
             "twice."
         )
     rows = [row for row in rows if row]
+    if not rows:
+        raise ConfigError(f"{path} has a line of names and no record: check that it is complete.")
     for number, row in enumerate(rows, start=2):
         if len(row) != len(names):
             raise ConfigError(
@@ -62,6 +69,8 @@ def _read_parquet(path: Path) -> dict[str, Sequence[Any]]:
         ) from error
     try:
         columns: dict[str, Sequence[Any]] = parquet.read_table(path).to_pydict()
+        if not any(columns.values()):
+            raise ConfigError(f"{path} has no record: check that it is complete.")
         return columns
     except ArrowException as error:
         raise ConfigError(f"{path} cannot be read ({error}): give a parquet file.") from error
