@@ -37,6 +37,8 @@ def test_an_example_says_how_far_its_guarantee_goes(path: Path) -> None:
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs_in_its_full_form(path: Path, tmp_path: Path) -> None:
     """`make docs` runs the quick form."""
+    if path.stem == "lora":
+        pytest.importorskip("peft", reason="needs the extra: pip install -e '.[hf]'")
     environment = {**os.environ, "MPLBACKEND": "agg"}
     environment.pop("TUTORIAL_EPOCHS", None)
     done = subprocess.run(
