@@ -96,6 +96,4 @@ def test_the_page_for_newcomers_runs_as_printed_from_the_wheel(site: Path, tmp_p
     wanted = "schema suggest train predict statement -q statement statement export".split()
     assert done == wanted
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 21
-    assert (tmp_path / "first" / "hf" / "README.md").is_file()
-    run(site, tmp_path, "vestige export first --torch-export")
     assert (tmp_path / "first" / "model.pt2").is_file()
