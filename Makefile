@@ -11,7 +11,8 @@ OTHERS := tests/unit/integrations/transformers_test.py tests/unit/integrations/l
     tests/unit/integrations/row_losses_test.py tests/unit/compat/lightning_test.py \
     tests/unit/compat/schedulers_test.py \
     tests/unit/engine/attention_test.py tests/properties/huggingface_test.py \
-    tests/system/trainers_test.py tests/unit/train/recipes/text_features_test.py
+    tests/system/trainers_test.py tests/unit/train/recipes/text_features_test.py \
+    tests/ranks/libraries_test.py
 
 .PHONY: setup demo test test-all test-others audit docs lint format budget bench clean
 

@@ -16,7 +16,7 @@ from tests.support.fsdp_program import CASES, IN_SHARDS
 from tests.support.inclusion import check_poisson
 from tests.support.ranks import together
 
-WALK = "frozen,full,tiny_lots,noise"
+WALK = "frozen,full,tiny_lots,noise,spectra"
 SAME = "apart,charges,own_records,half,messages,inclusion"
 MORE = {0: "straight", 2: f"saved,unfit,{SAME}", 4: SAME}
 
@@ -83,6 +83,16 @@ def test_every_rank_has_the_same_bits(kind, world):
     for name in CASES:
         for rank in world[1:]:
             assert torch.equal(rank[kind][name]["weights"], world[0][kind][name]["weights"])
+
+
+def test_a_whole_matrix_is_on_one_rank_at_most(alone, world):
+    """Every rank finds the spectra of its share, and is told those of all."""
+    for number, rank in enumerate(one["spectra"] for one in world):
+        for own, every in zip(rank["shapes"], alone["spectra"]["shapes"], strict=True):
+            assert own == every[number :: len(world)]
+        assert rank["told"] == world[0]["spectra"]["told"]
+    for ours, theirs in zip(alone["spectra"]["told"], world[0]["spectra"]["told"], strict=True):
+        assert ours == tuple(rho and pytest.approx(rho, rel=1e-12) for rho in theirs)
 
 
 def test_most_shares_may_be_empty(alone, world):

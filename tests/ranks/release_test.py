@@ -16,14 +16,15 @@ from tests.support.rank_program import VARIANTS
 from tests.support.ranks import finish, start, together
 from vestige.methods import METHODS
 
-ALL = "methods,tiny_lots"
+ALL = "methods,tiny_lots,spectra"
 REFUSED = (
     "other_order,other_settings,other_parameters,refused_on_one,other_noise,forgotten,"
-    "same_shards,split_users,late_group,exhausted,apart,wrapped"
+    "same_shards,split_users,late_group,exhausted,apart,apart_spectra,wrapped,wrapped_later"
 )
 WORLDS = {
     1: ALL,
-    2: f"{ALL},own_seeds,noise,inclusion,sharded,masks,dropout,resumed,{REFUSED}",
+    2: f"{ALL},own_seeds,noise,inclusion,sharded,masks,dropout,resumed,key_apart,{REFUSED},"
+    "default_backend",
     4: f"{ALL},inclusion,sharded,subgroup",
 }
 
@@ -73,8 +74,19 @@ def test_every_rank_has_the_same_bits(world):
 
 def test_most_shares_may_be_empty(world):
     for rank in world:
-        assert rank["tiny_lots"]["released"] == 200
-        assert torch.equal(rank["tiny_lots"]["weights"], world[0]["tiny_lots"]["weights"])
+        for method, reached in rank["tiny_lots"].items():
+            assert reached["released"] == 200
+            assert torch.equal(reached["weights"], world[0]["tiny_lots"][method]["weights"])
+
+
+def test_every_rank_finds_the_spectra_of_its_share_of_the_matrices(world):
+    """All have the bits that each has found; weights that somebody changed are read on all."""
+    every = world[0]["spectra"]["shapes"][3]
+    assert len(every) == 3
+    for number, rank in enumerate(one["spectra"] for one in world):
+        own = every[number :: len(world)]
+        assert rank["shapes"] == [own, own, own, every, own]
+        assert rank["told"] == world[0]["spectra"]["told"]
 
 
 def test_whatever_seeds_and_weights_the_ranks_began_with(two):
@@ -105,6 +117,15 @@ def test_every_record_is_on_one_rank_and_in_a_quarter_of_the_lots(walked, count,
         )
         between = torch.corrcoef(torch.stack([first, second]))[0, 1]
         assert abs(float(between)) < 5 / math.sqrt(len(lots))
+
+
+@pytest.mark.parametrize("task", ["key_apart", "default_backend"])
+def test_the_key_is_never_in_the_store(task, two):
+    """It travels from rank to rank; what is put into the store would be found there."""
+    for rank in (rank[task] for rank in two):
+        assert rank["found"] == []
+        assert rank["seen"] == ["raw", "hex", "base64", "repr"]
+    assert task == "key_apart" or two[0][task]["backend"] != "gloo"
 
 
 def test_no_two_ranks_draw_the_same_masks(two):
@@ -160,6 +181,12 @@ def test_a_model_inside_distributed_data_parallel_is_refused(two):
         assert "pass the module inside it" in whole and "pass the module inside it" in inner
 
 
+def test_a_model_that_was_put_into_it_later_is_refused_in_training(two):
+    for rank in (rank["wrapped_later"] for rank in two):
+        assert all("call the module inside it" in said for said in rank["errors"])
+        assert rank["released"] == [0, 1]
+
+
 def test_ranks_with_records_in_another_order_are_refused(two):
     for rank in (rank["other_order"] for rank in two):
         assert rank["error"].startswith("the ranks have different records, or the same in another")
@@ -199,6 +226,11 @@ def test_a_rank_that_has_come_apart_stops_all(two):
     for rank in (rank["apart"] for rank in two):
         assert rank["error"].startswith("rank 1 has come apart from rank 0: its weights differ.")
         assert rank["released"] == 1
+
+
+def test_a_rank_that_reads_its_spectra_again_alone_stops_all(two):
+    for rank in (rank["apart_spectra"] for rank in two):
+        assert "rank 1 has come apart from rank 0: its weights" in rank["error"]
 
 
 def test_ranks_with_other_settings_are_refused(two):

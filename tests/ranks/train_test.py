@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.cut_runs import STEPS, config, weights
 from tests.support.experiments import wait_for
 from tests.support.program import run_json
+from tests.support.training import press_at
+from vestige.train import training
 
 TRAIN = ["train", "--dataset", "digits", "--epochs", "2", "--noise-seed", "5", "--method", "fo"]
 
@@ -79,6 +82,20 @@ def test_a_run_of_two_ranks_is_interrupted_and_goes_on_alone(tmp_path, alone):
     weights = torch.load(tmp_path / "run" / "model.pt")
     for name, value in alone.items():
         assert torch.allclose(weights[name], value, rtol=1e-4, atol=1e-6), name
+
+
+def test_a_run_that_one_process_began_goes_on_with_two_ranks(tmp_path):
+    training.train(config(tmp_path / "straight", method="fo"))
+    cut = training.train(config(tmp_path / "run", method="fo"), progress=press_at(7))
+    assert cut["interrupted"] and cut["steps"] == 7
+    done(vestige(tmp_path, 2, "resume", "run"))
+    expected, result = (
+        json.loads((tmp_path / name / "result.json").read_text()) for name in ("straight", "run")
+    )
+    assert result["steps"] == expected["steps"] == STEPS
+    assert torch.allclose(
+        weights(tmp_path / "run"), weights(tmp_path / "straight"), rtol=1e-4, atol=1e-6
+    )
 
 
 def children(process):

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support import rank_program
 from tests.support.small_runs import N, closure_of, flat, private, run
+from tests.support.spectra_runs import looked_at
 from vestige import PrivacyEngine
 from vestige.errors import VestigeError
 from vestige.methods import METHODS, SMA, resolve
@@ -108,6 +109,11 @@ def full(folder):
     return {name: releases(True, **case) for name, case in CASES.items()}
 
 
+def spectra(folder):
+    """Which matrices this rank looks at for SMA, all of which lie in shards."""
+    return looked_at(model(True), self_check=False)
+
+
 def every_method(folder):
     """Every method that takes trained parameters in shards."""
     return {name: releases(True, method=name) for name in IN_SHARDS}
@@ -116,7 +122,7 @@ def every_method(folder):
 def tiny_lots(folder):
     """Lots of one record on average: most shares are empty."""
     case = {"method": "dp-sgd", "sample_rate": 1 / N, "max_physical_batch_size": 1}
-    return {full: releases(full, 8, **case) for full in (False, True)}
+    return {full: releases(full, 30, **case) for full in (False, True)}
 
 
 def _to_save(full):

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.small_runs import N, closure_of, net, private, run
+from tests.support.spectra_runs import looked_at
 from vestige import PrivacyEngine
 from vestige.compat.faces import run_of
 from vestige.engine.public_schedule import NoiseSchedule
@@ -31,6 +32,11 @@ def apart(folder):
         except VestigeError as error:
             return {"error": str(error), "released": engine.released}
     return {"error": ""}
+
+
+def apart_spectra(folder):
+    """Rank 1's weights change between two lots, so that it alone reads its spectra again."""
+    return refused(lambda: looked_at(net(), changes=dist.get_rank() == 1))
 
 
 def other_order(folder):
@@ -217,3 +223,18 @@ def wrapped(folder):
             for m in (inside, nn.Sequential(inside))
         ]
     }
+
+
+def wrapped_later(folder):
+    """A model inside DistributedDataParallel since make_private, trained; then without it."""
+    said = []
+    for check in (True, False):
+        engine, model, optimizer, loader = private("dp-sgd", self_check=check)
+        outside = DistributedDataParallel(model)
+        said.append(refused(lambda made=(engine, outside, optimizer, loader): run(*made, 1)))
+        engine.abandon_lot()
+        released = engine.released
+        run(engine, model, optimizer, loader, 1)
+        with torch.no_grad():
+            outside(torch.zeros(2, 5).double())
+    return {"errors": [one["error"] for one in said], "released": [released, engine.released]}

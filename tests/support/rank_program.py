@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.support import rank_faults
+from tests.support import rank_faults, rank_secrets
 from tests.support.rank_faults import records, refused
 from tests.support.small_runs import N, closure_of, flat, net, private, run
+from tests.support.spectra_runs import looked_at
 from vestige import PrivacyEngine
 from vestige.errors import VestigeError
 from vestige.methods import METHODS
@@ -57,9 +58,12 @@ def methods(folder):
 
 def tiny_lots(folder):
     """200 lots of two records on average: most shares are empty."""
-    engine, *rest = private("dp-sgd", sample_rate=2 / N)
-    run(engine, *rest, 200)
-    return {"weights": flat(rest[0].parameters()), "released": engine.released}
+    reached = {}
+    for method in ("dp-sgd", "fo"):
+        engine, *rest = private(method, sample_rate=2 / N)
+        run(engine, *rest, 200)
+        reached[method] = {"weights": flat(rest[0].parameters()), "released": engine.released}
+    return reached
 
 
 def own_seeds(folder):
@@ -93,6 +97,14 @@ def sharded(folder):
     rank, world = dist.get_rank(), dist.get_world_size()
     cuts = [round(N * (r / world) ** 0.8) for r in range(world + 1)]
     return inclusion(folder, slice(cuts[rank], cuts[rank + 1]), sharded=True, dataset_size=N)
+
+
+def spectra(folder):
+    """Which matrices this rank looks at for SMA."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 3)]
+    return looked_at(nn.Sequential(*layers).double())
 
 
 def inclusion(folder, own=slice(None), **options):
@@ -250,7 +262,7 @@ def main(task, rank, world, folder, tasks=None):
             world_size=world,
             timeout=timedelta(seconds=300),
         )
-    every = tasks or vars(rank_faults) | globals()
+    every = tasks or vars(rank_faults) | vars(rank_secrets) | globals()
     for one in task.split(","):
         torch.save(every[one](folder), folder / f"{one}.{rank}.pt")
     os._exit(0)  # a rank that is gone must not hold the others up

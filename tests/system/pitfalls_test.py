@@ -577,14 +577,12 @@ def test_pitfall_18_a_loss_scaler_cannot_skip_a_release_unnoticed():
     before = weights(model)
     scaler = torch.amp.GradScaler("cpu")
     x, y = next(iter(loader))
-    try:
-        scaler.scale(F.cross_entropy(model(x), y)).backward()  # a factor that is no Python number
+    with pytest.raises(PrivacyError, match=r"GradScaler \(leave it out: bf16 autocast needs no"):
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+    with pytest.raises(AssertionError, match="No inf checks were recorded"):  # torch's own
         scaler.step(optimizer)
-    except (AssertionError, VestigeError):
-        assert engine.released == 0
-        assert torch.equal(weights(model), before)
-    else:
-        assert engine.released == engine.ledger.steps == 1
+    assert engine.released == 0
+    assert torch.equal(weights(model), before)
 
 
 # -- examples that meet ---------------------------------------------------------------------
@@ -1010,7 +1008,7 @@ def test_every_row_and_every_test_of_the_table_exists():
     root = Path(__file__).parents[2]
     table = (root / "docs" / "pitfalls.md").read_text()
     rows = re.findall(r"^\| (\d+) [CTNDF] \|", table, flags=re.MULTILINE)
-    assert rows == [str(n) for n in range(1, 63)]
+    assert rows == [str(n) for n in range(1, 64)]
     sources = "\n".join(path.read_text() for path in (root / "tests").rglob("*_test.py"))
     tests = set(re.findall(r"^def (test_\w+)\(", sources, re.MULTILINE))
     assert set(re.findall(r"`(test_\w+)`", table)) - tests == set()

@@ -118,9 +118,7 @@ def build(
         clip=made.clip,
         clip_control=_clip_control(method, made, watch, plan),
         lots=drawing,
-        keeping=made.keeping
-        if here is made.groups
-        else replace(made.keeping, add=Sums(ranks).total),
+        keeping=_shared(made.keeping, ranks, sharded=here is not made.groups),
     )
     watch.collector.clip = method.clip(context)
     own = method.parts(context)
@@ -156,6 +154,14 @@ def build(
         rows = plan.units_per_batch or plan.batch_size
         lots.measured_in = rows, -(-plan.dataset_size // (rows * randomness.share[1]))
     return run
+
+
+def _shared(keeping: Keeping, ranks: Ranks, sharded: bool) -> Keeping:
+    """How several ranks keep releases and divide what they find of the weights."""
+    if ranks.group is None:
+        return keeping
+    sums = Sums(ranks)
+    return replace(keeping, add=sums.total if sharded else None, divide=sums.divided)
 
 
 def _all_parts(own: Sequence[Part], made: Ingredients, context: BuildContext) -> list[Part]:

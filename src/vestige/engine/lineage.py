@@ -62,7 +62,7 @@ class Trace:
     def in_the_way(self, module: nn.Module, optimizer: Optimizer) -> bool:
         """Whether the engine is still attached to the model or the optimizer, or a part of it."""
         run, capture = self.run(), self.capture()
-        if capture is None or (run and run.detached):
+        if capture is None or (run.detached if run else not capture.handles):
             return False
         old = capture.module
         same = any(m is module for m in old.modules()) or any(m is old for m in module.modules())
@@ -221,7 +221,8 @@ def _memory(tensors: Iterable[Tensor | np.ndarray[Any, Any]]) -> Marks:
                 tensor = tensor.base
             marks["cpu", tensor.ctypes.data] = partial(_is_there, weakref.ref(tensor))
             continue
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # a tensor without memory
+        # A tensor without memory: a ValueError where it is a lazy layer's.
+        with contextlib.suppress(RuntimeError, NotImplementedError, ValueError):
             storage = own_part(tensor).untyped_storage()
             if storage.data_ptr():
                 mark = str(tensor.device), storage.data_ptr()

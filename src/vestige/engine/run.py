@@ -287,8 +287,8 @@ class Run:
                 "optimizer.step() without a fresh backward: the loop must draw a batch from the "
                 "private loader, call backward on its loss, and then step, once for every batch."
             )
+        self.losses.stop()  # first: it would be told of every attribute that is looked at here
         self._check_parameters(optimizer)
-        self.losses.stop()
         self.capture.batch = None
         self.moved = batch.last and not batch.measures
         if batch.last:
@@ -328,7 +328,8 @@ class Run:
 
     def _clipped_sum(self) -> ClippedSum:
         collector = self.capture.collector
-        return ClippedSum(collector.total, collector.bounds, collector.counts, self._add_up)
+        add_up = self._add_up if self.ranks.group else None
+        return ClippedSum(collector.total, collector.bounds, collector.counts, add_up)
 
     def _add_up(self) -> None:
         """With several processes: the sum of the whole lot, once it is charged."""
@@ -390,6 +391,8 @@ class Run:
             self._each(lambda part: part.stepped())
 
     def _each(self, act: Callable[[Part], None]) -> None:
+        if not self.parts:
+            return
         with exact(self._device):
             for part in self.parts:
                 act(part)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vestige.errors import ConfigError
 from vestige.gradients import Capture
 from vestige.gradients.self_check import self_check, signature
+from vestige.sampling.forward_randomness import untouched
 
 if TYPE_CHECKING:
     from vestige.gradients.compiled import Compiled
@@ -51,11 +52,13 @@ class Ways:
         if way in self._checked and not (compiled and compiled.recheck):
             return
         capture.before_forward = None
+        stream = capture.batch.stream if capture.batch is not None else None
         try:
-            if self._seed is not None:
-                self._check(args, kwargs, self._seed)
-            if compiled:
-                compiled.prepare(args, kwargs)
+            with untouched(stream):
+                if self._seed is not None:
+                    self._check(args, kwargs, self._seed)
+                if compiled:
+                    compiled.prepare(args, kwargs)
         finally:
             capture.before_forward = self._check_way
         self._checked.add(way)  # not if it was refused: a model that was refused stays refused

@@ -19,7 +19,7 @@ _FAMILIES = (
     *(pointwise.pointwise, pointwise.linear_pointwise, pointwise.unchanged),
     *(pointwise.multiplying, pointwise.scaling, pointwise.where, pointwise.loss),
 )
-_BY_NUMBER = {name.replace("_", "") for name, family in FAMILIES.items() if family in _FAMILIES} | {
+BY_NUMBER = {name.replace("_", "") for name, family in FAMILIES.items() if family in _FAMILIES} | {
     *("complex", "polar", "nativedropout", "preluKernel".lower(), "rreluwithnoise"),
     *("copybackwards", "tocopy", "maskedscale", "xlog1py", "specialxlog1py", "specialentr"),
 }
@@ -44,7 +44,7 @@ def meets(node: Any, name: str, given: Sequence[tuple[Any, _Layout | None]]) -> 
     """How rows meet in a node that has no layout of its own, if they may.
 
     `given` are the nodes and layouts of its inputs."""
-    if name.lower() in _BY_NUMBER:
+    if name.lower() in BY_NUMBER:
         return None
     with_rows = [
         layout

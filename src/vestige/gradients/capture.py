@@ -38,10 +38,11 @@ from vestige.gradients.hooks import (
     Interruptible,
     Refusal,
     changed_by_forward,
+    refuse_around_the_model,
     refuse_training,
     versions,
 )
-from vestige.gradients.recompute import Recomputation, refuse_around_the_model
+from vestige.gradients.recompute import Recomputation
 from vestige.gradients.refs import Ref, Source, Uncovered, does_not_fit, overlaps, tensors_in
 from vestige.gradients.rows import Meeting, Rows, Summed
 from vestige.gradients.rules import RULES
@@ -50,7 +51,7 @@ from vestige.gradients.sharded_collector import collector_of
 from vestige.gradients.shards import Shards
 from vestige.gradients.tracker import Tracker
 from vestige.gradients.uses import Use
-from vestige.sampling.forward_randomness import LotStream, untouched
+from vestige.sampling.forward_randomness import LotStream
 from vestige.sampling.loader import Batch
 
 
@@ -89,7 +90,7 @@ class Capture(TorchFunctionMode, BackwardPass):
         self._state: list[tuple[int, int]] = []
         self._parts = list(module.modules())
         self._refused: PrivacyError | None = None  # what a pass that failed has kept
-        self._handles: list[Any] = []
+        self.handles: list[Any] = []  # of the hooks, while they are on the model
         self._calling = Interruptible(self)
 
     # -- attaching to the model -------------------------------------------------------------
@@ -97,23 +98,23 @@ class Capture(TorchFunctionMode, BackwardPass):
     def attach(self) -> None:
         """Put the hooks on the model."""
         enter, leave = Hook(self._enter_forward), Hook(self._leave_forward)
-        self._handles = [
+        self.handles = [
             self.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
             self.module.register_forward_hook(leave, always_call=True),
         ]
         for norm in (part for part in self._parts if isinstance(part, _BatchNorm)):
-            self._handles.append(norm.register_forward_pre_hook(Hook(refuse_training)))
+            self.handles.append(norm.register_forward_pre_hook(Hook(refuse_training)))
         self._calling.put_on(self.module)
         for slot in self.groups.slots:
-            self._handles.append(slot.parameter.register_hook(Guard(slot.name)))
-        self._handles.append(self.shards.attach())
+            self.handles.append(slot.parameter.register_hook(Guard(slot.name)))
+        self.handles.append(self.shards.attach())
 
     def detach(self) -> None:
         """Take the hooks off again."""
         self.stop_watching()
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
-        self._handles.clear()
+        self.handles.clear()
         self._calling.take_off(self.module)
 
     def start(self, batch: Batch) -> None:
@@ -150,8 +151,7 @@ class Capture(TorchFunctionMode, BackwardPass):
         if watched and self._refused is not None:
             raise self._refused
         if watched and self._forward is None and self.before_forward is not None:
-            with untouched(stream):
-                self.before_forward(args, kwargs)
+            self.before_forward(args, kwargs)
         self._calls.append(False)  # the leaving hook runs even if what follows raises
         if len(self._calls) == 1 and stream is not None:
             self._stream = stream

@@ -18,6 +18,7 @@ from torch import Tensor
 from vestige.geometry import Geometry
 from vestige.gradients.clipping import Clip
 from vestige.gradients.groups import Groups, Slot
+from vestige.gradients.precision import factor_rounding
 from vestige.gradients.together import Held, Together
 from vestige.gradients.uses import PerExample, Tied, Use, row_squares
 
@@ -222,11 +223,10 @@ class Collector:
             self.norms += norms[norms.isfinite()].tolist()
 
     def _rounding(self) -> float:
-        """The relative rounding error of a weighted sum: much larger where TF32 is allowed."""
-        single = self.total.device.type == "cuda" and self.total.dtype == torch.float32
-        if single and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
-            return 2.0**-9
-        return 4 * torch.finfo(self.total.dtype).eps
+        """The relative rounding error of a weighted sum: much larger where factors are rounded."""
+        single = self.total.dtype == torch.float32
+        coarse = factor_rounding(self.total.device) if single else 0.0
+        return max(coarse, 4 * torch.finfo(self.total.dtype).eps)
 
 
 def tie(held: list[Held]) -> list[Held]:

@@ -76,6 +76,22 @@ def refuse_training(norm: nn.Module, _: Any) -> None:
         )
 
 
+def refuse_around_the_model() -> None:
+    """What calls the private model in its own forward and does more to it than calling it."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and "checkpoint" in getattr(hooks[0], "__module__", ""):
+        raise UnsupportedModel(  # it would run the model's own hooks again, too
+            "the private model as a whole is inside torch.utils.checkpoint: checkpoint blocks "
+            "inside its forward instead, where they are run again by the same rules."
+        )
+    if nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None:
+        raise UnsupportedModel(
+            "the private model was put into DistributedDataParallel, which sends buffers and adds "
+            "up gradients on its own: call the module inside it (docs/scaling.md). The engine adds "
+            "up clipped sums over the ranks by itself."
+        )
+
+
 class Interruptible:
     """How the root is called: Ctrl-C runs none of torch's hooks, so the forward is left here.
 

@@ -88,7 +88,8 @@ class Layouts:
                 continue
             todo.pop()
             if key not in self._known:
-                given = [self._known[k] for k in below]
+                kept = node.next_functions if name_of(node) in _LAST_TWO else below
+                given = [self._known.get(k) for k in kept]
                 self._known[key] = self._start(*key) if ends else _made(node, output, given)
         return self._known[key]
 
@@ -132,9 +133,7 @@ def _made(node: Any, output: int, given: Sequence[Layout | None]) -> Layout | No
     if not known or 0 in out or (name in _WRITES and not written(node, name, given, out)):
         return None
     one = known[0]
-    if name in _WRITES:
-        return _reshaped(one, out)
-    if name in _RESHAPES:
+    if name in _WRITES | _RESHAPES:
         return _reshaped(one, out)
     if name in ("Transpose", "T", "Permute"):
         return _turned(node, name, one)
@@ -147,9 +146,10 @@ def _made(node: Any, output: int, given: Sequence[Layout | None]) -> Layout | No
     if name in ("Repeat", "Unfold"):
         return _repeated(node, name, one, out)
     if name in _LAST_TWO:
-        if len(known) > 1 and (len(given) != 2 or _contracts(*given)):
+        pair = given[_LAST_TWO[name] :]
+        if len(known) > 1 and (len(pair) != len(given) or _contracts(*pair)):
             return None
-        return _product(given[_LAST_TWO[name] :][: 3 - len(known)], out)
+        return _product(pair, out)
     if name in ("NllLoss", "NllLoss2D") and len(one.axes) == len(out) + 1 > 1:
         return None if one.has_rows(1) else Layout(one.first, one.axes[:1] + one.axes[2:])
     if name in _COMPETE:

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
 from vestige.errors import PrivacyError
+from vestige.gradients.broadcasts import Operands
 from vestige.gradients.capture import Capture
 from vestige.gradients.hidden_writes import HiddenWrites
 from vestige.gradients.hooks import Hook
@@ -50,7 +51,7 @@ class LossWatch(TorchFunctionMode):
         self._batch: Batch | None = None
         self._open = self._failed = False
         self._graph: Any = None  # alive as long as the graph of a loss that was not seen yet
-        self._writes = HiddenWrites()
+        self._writes, self._operands = HiddenWrites(), Operands()
         self._inside: list[tuple[int, int]] = []
         self._elsewhere: list[tuple[int, int]] = []
         self._begun: list[tuple[int, bool]] = []  # forward passes under way, and if of the batch
@@ -76,6 +77,7 @@ class LossWatch(TorchFunctionMode):
         """The loader hands out `batch`."""
         self.stop()
         self._batch, self._read, self._calls, self._failed = batch, False, 0, False
+        self._operands.start(batch.rows, batch.unit_rows)
         self._inside.clear()
         self._writes.clear()
         self._begun.clear()
@@ -153,7 +155,10 @@ class LossWatch(TorchFunctionMode):
         if self._batch is None:
             return func(*args, **kwargs)
         if func not in _STARTS:
-            return self._writes.call(func, args, kwargs)
+            first = _get_sequence_nr()
+            made = self._writes.call(func, args, kwargs)
+            self._operands.note(made, list(tensors_in((args, kwargs))), first)
+            return made
         try:
             self._check(args, kwargs)
             return func(*args, **kwargs)
@@ -175,6 +180,7 @@ class LossWatch(TorchFunctionMode):
             self._elsewhere,
             self._parameters | capture.shards.passing,
             capture.axis,
+            self._operands,
         )
         roots = [r for r in tensors_in(args[:1] or list(kwargs.values())[:1]) if graph.concerns(r)]
         if not roots:

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from vestige.errors import PrivacyError
+from vestige.gradients.broadcasts import Broadcasts, Operands
 from vestige.gradients.layouts import Layouts
 from vestige.gradients.nodes import (
     KEEPS,
@@ -38,7 +39,6 @@ from vestige.gradients.nodes import (
     OVER_AN_AXIS,
     PRODUCTS,
     SIDE_BY_SIDE,
-    SPREADS,
     below,
     children,
     dims,
@@ -84,7 +84,8 @@ class LossGraph:
     """Reads the graph of one loss of a batch of `rows`, declared as their mean or their sum.
 
     `inside` are the sequence numbers [first, last) of the model's own nodes, `elsewhere` those of
-    other forward passes, `parameters` the ids of the model's parameters, `axis` that of the rows.
+    other forward passes, `parameters` the ids of the model's parameters, `axis` that of the rows,
+    `operands` what the loop has put beside outputs.
     """
 
     def __init__(
@@ -94,11 +95,13 @@ class LossGraph:
         inside: Sequence[tuple[int, int]],
         elsewhere: Sequence[tuple[int, int]],
         parameters: set[int],
-        axis: int = 0,
+        axis: int,
+        operands: Operands,
     ) -> None:
         self.rows, self.mean, self.axis = rows, mean, axis
         self._inside, self._elsewhere, self._parameters = inside, elsewhere, parameters
         self._layouts = Layouts(rows, axis, self._is_inside)
+        self._broadcasts = Broadcasts(rows, axis, operands, self._layouts, self._is_inside)
         self.unread: str | None = None  # an operation that nothing is known about
 
     def check(self, root: Tensor) -> None:
@@ -125,7 +128,7 @@ class LossGraph:
             seen.add((node, way))
             if not is_leaf(node):
                 todo += self._visit(node, way, self._is_inside(node))
-        self._meeting(self._layouts.unclear)
+        self._meeting(self._layouts.unclear or self._broadcasts.unclear)
 
     def concerns(self, root: Tensor) -> bool:
         """Whether the model has a part in this loss."""
@@ -179,8 +182,8 @@ class LossGraph:
             way = self._scaled(node, name, way)
         elif name not in KEEPS or (way.place is Place.SCALAR and name in ("Where", "MaskedFill")):
             way = self._nonlinear(node, name, way)
-        if way.place is not Place.SCALAR and not inside and name in SPREADS:
-            self._check_spread(node)
+        if way.place is not Place.SCALAR and not inside:
+            self._meeting(self._broadcasts.meeting(node))
         if way.place is Place.ROWS and not inside and self.rows > 1:
             self._check_meeting(node, name)
             if name not in SIDE_BY_SIDE and len(self._rows_of(node, SIDE_BY_SIDE) - {-1}) > 1:
@@ -254,8 +257,9 @@ class LossGraph:
             verb = "divides" if name == "Div" else "multiplies"
             raise PrivacyError(
                 f"the loss {verb} by a tensor of shape {tuple(other.shape)} that has no rows of the"
-                " batch, such as a count of all its tokens, which would couple its rows. A constant"
-                f" must be a Python number. {_ROW_FORM}"
+                " batch, which could couple them: a count of all its tokens, or the scale of "
+                "torch.amp.GradScaler (leave it out: bf16 autocast needs no scaler). A constant "
+                f"must be a Python number. {_ROW_FORM}"
             )
         multiply(node, other / count)
         return _Way(Place.SCALAR, way.numbers, averaged=True, whole=not one)
@@ -317,23 +321,6 @@ class LossGraph:
             whole = not over and self._has_rows(sizes)
             if whole or (sizes and sizes[axis] == self.rows and axis in over):
                 self._meeting(f"{name} goes over the rows of the batch, and more follows")
-
-    def _check_spread(self, node: Any) -> None:
-        """What has no rows must not be spread over all of them."""
-        out = shape_of(node)
-        axis = row_axis(out, self.axis)
-        if self.rows == 1 or len(out) <= axis or out[axis] != self.rows:
-            return
-        for child, number in node.next_functions:
-            if child is None or is_leaf(child):
-                continue
-            shape = tuple(child._input_metadata[number].shape)
-            shape = (1,) * (len(out) - len(shape)) + shape
-            if shape[axis] == 1:
-                self._meeting(
-                    f"{name_of(node)} spreads an output of shape "
-                    f"{tuple(child._input_metadata[number].shape)} over all rows"
-                )
 
     def _meeting(self, what: str | None) -> None:
         if what and self.rows > 1:

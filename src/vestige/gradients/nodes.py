@@ -62,12 +62,22 @@ def multiply(node: Any, factor: Tensor) -> None:
         node.register_prehook(lambda g: (None if g[0] is None else g[0] * factor.to(g[0]),))
 
 
+_NAMES: dict[type, str] = {}  # torch spells a node's name out anew each time it is asked
+
+
 def name_of(node: Any) -> str:
     """`Mean` for MeanBackward0, and so on."""
+    kind = type(node)
+    known = _NAMES.get(kind)
+    if known is not None:
+        return known
     if isinstance(node, BackwardCFunction):
-        return type(node).__name__  # its attributes are the author's, `name` as well
+        return kind.__name__  # its attributes are the author's, `name` as well
     name = str(node.name()).rsplit("::", 1)[-1]
-    return name.rstrip("0123456789").removesuffix("Backward")
+    short = name.rstrip("0123456789").removesuffix("Backward")
+    if kind.__name__ == name:  # else torch has one type for several operations
+        _NAMES[kind] = short
+    return short
 
 
 def is_leaf(node: Any) -> bool:

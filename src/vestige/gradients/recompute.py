@@ -259,13 +259,3 @@ class _Reentrant(checkpoint.CheckpointFunction):
 _torchs_reentrant = checkpoint.CheckpointFunction
 checkpoint._checkpoint_without_reentrant_generator = _dispatched
 checkpoint.CheckpointFunction = _Reentrant  # type: ignore[misc]
-
-
-def refuse_around_the_model() -> None:
-    """A checkpoint around the whole model would run the model's own hooks again, too."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks is not None and "checkpoint" in getattr(hooks[0], "__module__", ""):
-        raise UnsupportedModel(
-            "the private model as a whole is inside torch.utils.checkpoint: checkpoint blocks "
-            "inside its forward instead, where they are run again by the same rules."
-        )

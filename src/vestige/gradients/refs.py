@@ -96,7 +96,10 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
         yield tree
     elif isinstance(tree, tuple | list | deque | set):
         for item in tree:
-            yield from tensors_in(item)
+            if isinstance(item, Tensor):  # most items: a generator for each would cost more
+                yield item
+            elif type(item) not in _PLAIN:
+                yield from tensors_in(item)
     elif isinstance(tree, Mapping):
         for item in tree.values():
             yield from tensors_in(item)

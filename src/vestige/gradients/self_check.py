@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 
 from vestige.errors import ConfigError, VestigeError
 from vestige.gradients.capture import Capture
+from vestige.gradients.precision import exact
 from vestige.gradients.recompute import without_checkpoints
 from vestige.gradients.rows import Meeting
 from vestige.gradients.synthetic import KINDS, RowMaker, own_randomness
@@ -302,19 +303,15 @@ def _precision(capture: Capture, double: bool) -> Iterator[None]:
                 tensor.data = data.double()
     before = [(name, t, t.detach().clone()) for name, t, _ in kept]
     capture.collector = RowNorms(capture.groups)
-    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    allowed, default = [backend.allow_tf32 for backend in backends], torch.get_default_dtype()
+    default = torch.get_default_dtype()
     try:
         if double:
             torch.set_default_dtype(torch.float64)  # of what the model makes on the way, like masks
-        for backend in backends:
-            backend.allow_tf32 = False  # its rounding would hide small differences
-        with torch.autocast(capture.collector.total.device.type, enabled=False):
+        # Rounded factors would hide small differences.
+        with exact(), torch.autocast(capture.collector.total.device.type, enabled=False):
             yield
     finally:
         torch.set_default_dtype(default)
-        for backend, was_allowed in zip(backends, allowed, strict=True):
-            backend.allow_tf32 = was_allowed
         changed = [name for name, t, old in before if not same_contents(t, old)]
         for (_, tensor, data), (_, _, old) in zip(kept, before, strict=True):
             if double:

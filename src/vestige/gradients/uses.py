@@ -103,7 +103,7 @@ def gram_norms(a: Tensor, g: Tensor, dtype: torch.dtype, rounding: float = 0.0) 
     return norms.sqrt_().add_(terms.mul_(rounding)).square_() if rounding > COARSE else norms
 
 
-COARSE = 1e-4  # sums whose rounding is above this round their factors, too (TF32)
+COARSE = 1e-4  # sums whose rounding is above this round their factors, too (TF32, bf16)
 
 
 def rounding_unit(dtype: torch.dtype, width: int) -> float:

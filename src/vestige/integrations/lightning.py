@@ -38,7 +38,11 @@ _REFUSED = {
     "gradient_clip_val": (None, "records are clipped one by one, by max_grad_norm"),
     "limit_train_batches": (1.0, "an epoch could end in the middle of a lot; use max_steps"),
     "overfit_batches": (0.0, "lots are Poisson samples of all records"),
-    "world_size": (1, "private training runs in one process: Trainer(devices=1)"),
+    "world_size": (
+        1,
+        "Lightning's strategies for several processes wrap the model: Trainer(devices=1), or a "
+        "loop of your own under torchrun (docs/scaling.md)",
+    ),
     "reload_dataloaders_every_n_epochs": (0, "the private loader goes on by itself"),
 }
 

@@ -281,5 +281,5 @@ def _check(args: Any) -> None:
         raise ConfigError(
             f"PrivateTrainer runs in one process on one device, not on {args.world_size} x "
             f"{max(1, args.n_gpu)}: set CUDA_VISIBLE_DEVICES to one of them, and start it without "
-            "torchrun, deepspeed or fsdp."
+            "torchrun, deepspeed or fsdp; for several, write the loop yourself (docs/scaling.md)."
         )

@@ -65,6 +65,7 @@ class Experiment(Model):
     tables: list[Annotated[str, one_of(TABLES)]] = Field(default=["accuracy"])
     targets: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
     device: str = "cpu"
+    long: bool = False  # its rows have checkpoints, and go on where a command was stopped
     protocol: Protocol = Protocol(datasets=[])
     ranges: dict[str, Ranges] = Field(default_factory=dict)  # by dataset
     arms: list[Arm] = Field(default=[], alias="arm")

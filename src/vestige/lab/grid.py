@@ -36,6 +36,7 @@ class Task:
     device: str = "cpu"
     cell: tuple[tuple[str, Any], ...] = ()  # dataset, grid values, target epsilon, panel
     averaged: bool = False  # whether it is the averaged weights that are looked at
+    long: bool = False  # whether it has checkpoints
 
     @property
     def name(self) -> str:
@@ -166,7 +167,8 @@ def _task(
     averaged: bool,
 ) -> Task:
     config, where = run.config(), tuple(cell.items())
-    return Task(*place, config_hash(config), config, run, experiment.device, where, averaged)
+    seen_as = experiment.device, where, averaged, experiment.long
+    return Task(*place, config_hash(config), config, run, *seen_as)
 
 
 class Plan:

@@ -25,9 +25,30 @@ from vestige.train.run_folder import CHECKPOINT, LEDGER, RESULT, RunWriter
 from vestige.train.training import Progress
 
 if TYPE_CHECKING:
+    import torch
+
     from vestige.train.data import Dataset
 
 STUDY, RUNS = "study.json", "runs"
+
+
+def run_in(
+    home: Path,
+    config: TrainConfig,
+    dataset: Dataset,
+    tell: Callable[[Progress], None],
+    *,
+    ledger: Path | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+) -> dict[str, Any]:
+    """The result of the run in `home`, which is begun, gone on with or read, as it is there."""
+    if (home / RESULT).exists() or (home / CHECKPOINT).exists():
+        model = config.chosen_model
+        return training.resume(
+            home, optimizer=optimizer, progress=tell, ledger=ledger, model=model, dataset=dataset
+        )
+    session = training.prepare(config.changed(out=home), optimizer=optimizer, dataset=dataset)
+    return RunWriter(session, ledger=ledger).run(tell)
 
 
 class KeptRuns:
@@ -71,14 +92,7 @@ class KeptRuns:
     ) -> tuple[dict[str, Any], list[Event]]:
         """The result of the run of that name, and what it is charged for: made, or planned."""
         home = self._folder / RUNS / name
-        if (home / RESULT).exists() or (home / CHECKPOINT).exists():
-            model, ledger = config.chosen_model, self.ledger
-            result = training.resume(
-                home, progress=tell, ledger=ledger, model=model, dataset=dataset
-            )
-        else:
-            session = training.prepare(config.changed(out=home), dataset=dataset)
-            result = RunWriter(session, ledger=self.ledger).run(tell)
+        result = run_in(home, config, dataset, tell, ledger=self.ledger)
         charged = read(home)["ledger"]
         events = [
             Event(event["sample_rate"], float(event["noise_multiplier"]), event["count"])

@@ -1,8 +1,9 @@
 """`reproduce`: run what is missing of some experiments, with several workers, and say what is left.
 
 Finished rows are never run again, whatever ends the command: a kill, a full disk, Ctrl-C, a
-deadline. The same command continues. Several workers are a process pool (concurrent.futures); each
-of them appends its rows by itself, so that a row is kept as soon as it is made.
+deadline. The same command continues, and takes up a long row at its last epoch. Several workers are
+a process pool (concurrent.futures); each of them appends its rows by itself, so that a row is kept
+as soon as it is made.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -32,10 +32,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, SkipValidation, model_validator
 
-from vestige.errors import ConfigError, VestigeError
+from vestige.errors import ConfigError
 from vestige.lab import catalogue
 from vestige.lab.definition import Experiment
 from vestige.lab.grid import COLUMNS, Plan, Task
+from vestige.lab.making import Made, forget_stores, make
 from vestige.lab.progress import Display
 from vestige.lab.readings import Reading
 from vestige.lab.rows import RowStore
@@ -48,7 +49,6 @@ SMOKE = "this is a smoke run: its numbers only show that everything runs"
 STOPPING = "stopping; finished rows are kept, the tables are written next; Ctrl-C again stops now"
 _LOOK = 1.0  # seconds between looks at what other commands have finished
 _PAUSE = 0.3  # seconds between looks, while all that is left is being run by others
-Watch = Callable[[int, int], None]  # told the epochs of a row that are done, and how many it has
 
 
 class RunOptions(Options):
@@ -212,9 +212,10 @@ class _Work:
         """
         self._running.clear()
         while True:
-            waiting = self._open()
-            if waiting and time.time() + self._slowest > self._deadline:
-                self.outcome.deadline, waiting = True, []
+            waiting, now = self._open(), time.time()
+            if waiting and now + self._slowest > self._deadline:
+                self.outcome.deadline = True
+                waiting = [task for task in waiting if task.long and now < self._deadline]
             for task in waiting[: workers - len(self._running)]:
                 self._show(task.name)
                 self._running[pool.submit(self._make(task))] = (task, time.time())
@@ -242,9 +243,9 @@ class _Work:
     def _make(self, task: Task) -> Callable[[], Made]:
         watch = functools.partial(self._tell, task.name)
         request, root = self._request, str(self._request.root.resolve())
-        alone = request.workers == 1
+        told = watch if request.workers == 1 else None
         return functools.partial(
-            make, task, root, request.device, request.workers, watch if alone else None
+            make, task, root, request.device, request.workers, told, self._deadline
         )
 
     def _ended(self, future: Future[Made]) -> bool:
@@ -264,6 +265,8 @@ class _Work:
             self._fail(f"the row {task.name} failed: {made.error}", made.details)
         elif made.elsewhere:
             self._elsewhere.add(task.hash)
+        elif made.late:
+            self.outcome.deadline, self._deadline = True, 0.0
         else:
             self.outcome.made += 1
             self._display.done(task.name)
@@ -276,47 +279,6 @@ class _Work:
             if details and details not in self.outcome.details:
                 self.outcome.details.append(details)
                 self._display.say(details)
-
-
-@dataclass(frozen=True)
-class Made:
-    """How the making of a row ended: well, by an error, or before it began."""
-
-    elsewhere: bool = False  # another command is running it, or has finished it
-    error: str = ""
-    details: str = ""  # where an unexpected error came from
-    fatal: bool = False  # no row can be kept any more
-
-
-def make(task: Task, root: str, device: str | None, workers: int, watch: Watch | None) -> Made:
-    """Make a row in this process and keep it, unless another command is at it.
-
-    A row is claimed by a lock before it is run, and looked for once more after it is claimed, so
-    that it is run once, however many commands share a results folder.
-    """
-    from vestige.lab import training_row
-
-    store = _store(root)
-    with store.claim(task.hash) as mine:
-        if not mine or task.hash in store.refresh():
-            return Made(elsewhere=True)
-        try:
-            row = training_row.make_row(task, device, watch, workers)
-        except VestigeError as error:
-            return Made(error=str(error))  # raised on purpose: it speaks for itself
-        except Exception as error:
-            details = "".join(traceback.format_exception(error))
-            return Made(error=f"{type(error).__name__}: {error}", details=details)
-        try:
-            store.append(row)
-        except (OSError, ConfigError) as error:  # a full disk, or images of another file
-            return Made(error=str(error), fatal=True)
-    return Made()
-
-
-@functools.lru_cache(maxsize=1)
-def _store(root: str) -> RowStore:
-    return RowStore(Path(root))
 
 
 class _Here(Executor):
@@ -340,7 +302,7 @@ def _here() -> Iterator[Executor]:
         yield _Here()
     finally:
         torch.set_num_threads(before)
-        _store.cache_clear()
+        forget_stores()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import platform
 import time
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import ConfigError
+from vestige.files import write_whole
 from vestige.lab.diagnostics import MemoryRecord
 from vestige.lab.grid import Row, Task
+from vestige.lab.kept_runs import run_in
 from vestige.lab.plain_loop import Images, run_side_by_side
 from vestige.lab.readings import Reading
 from vestige.lab.setting import RunSetting
@@ -26,6 +29,7 @@ from vestige.lab.spending import epsilon_curve
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
 from vestige.train import training
+from vestige.train.run_folder import METRICS
 from vestige.train.training import Progress
 
 if TYPE_CHECKING:
@@ -39,12 +43,17 @@ Watch = Callable[[int, int], None]  # told the epochs that are done, and how man
 
 
 def make_row(
-    task: Task, device: str | None = None, watch: Watch | None = None, workers: int = 1
+    task: Task,
+    device: str | None = None,
+    watch: Watch | None = None,
+    workers: int = 1,
+    home: Path | None = None,
 ) -> Row:
     """Run a task and return its row. `watch` may raise to give the row up.
 
     `workers` is how many rows are made at the same time: seconds are only comparable between rows
-    where it is the same.
+    where it is the same. `home` is the run folder of a long row: it goes on from the checkpoint
+    there.
     """
     watch = watch or (lambda *_: None)
     if task.run is None:
@@ -52,16 +61,23 @@ def make_row(
     elif isinstance(task.run, Reading):
         return plain_rows([task], device or task.device, watch)[0]
     else:
-        row, used = _training_row(task, task.run, device or task.device, watch)
+        row, used = _training_row(task, task.run, device or task.device, watch, home)
     return row | {"versions": training.versions(), "hardware": hardware(used, workers)}
 
 
-def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tuple[Row, str]:
+def _training_row(
+    task: Task, run: RunSetting, device: str, watch: Watch, home: Path | None
+) -> tuple[Row, str]:
     record = _Record(run, watch)
     data, digest = _prepared(run, device)
-    session = training.prepare(run.train_config(device), optimizer=_optimizer(run), dataset=data)
-    record.ledger = session.engine.ledger.merged
-    result = session.run(record)
+    if home is None:
+        config, made = run.train_config(device), _optimizer(run)
+        session = training.prepare(config, optimizer=made, dataset=data)
+        record.ledger = session.engine.ledger.merged
+        result = session.run(record)
+        seconds = session.seconds
+    else:
+        result, seconds = _long_run(run, device, data, record, home)
     if result["interrupted"]:
         raise KeyboardInterrupt
     record.account(result, last_only=task.role == "tuning")
@@ -75,11 +91,30 @@ def _training_row(task: Task, run: RunSetting, device: str, watch: Watch) -> tup
         "final_loss": _rounded(result["loss"]),
         "epsilon_marginal": record.marginal,
         **{name: result[name] for name in _OF_RESULT},
-        "seconds": round(session.seconds, 3),
+        "seconds": round(seconds, 3),
         "curve": record.curve,
         "diagnostics": record.memory.summary(run.epochs),
     }
     return row, result["device"]
+
+
+def _long_run(
+    run: RunSetting, device: str, data: Dataset, record: _Record, home: Path
+) -> tuple[dict[str, Any], float]:
+    """The result of a run with checkpoints, and the seconds of every command that had a part."""
+    began, taken = time.perf_counter(), home.with_suffix(".seconds")
+    before = float(taken.read_text()) if taken.exists() else 0.0
+
+    def tell(progress: Progress) -> None:
+        if progress.metrics is not None:
+            write_whole(taken, str(before + time.perf_counter() - began).encode())
+            record.watch(progress.metrics["epoch"], run.epochs)
+
+    config = run.train_config(device)
+    result = run_in(home, config, data, tell, optimizer=_optimizer(run))
+    for line in (home / METRICS).read_text().splitlines():
+        record.add(json.loads(line))
+    return result, before + time.perf_counter() - began
 
 
 def groups(tasks: Sequence[Task]) -> list[list[Task]]:
@@ -158,28 +193,32 @@ class _Record:
     """Listens to a run: its curve, what it had spent by each epoch, and its memory."""
 
     def __init__(self, run: RunSetting, watch: Watch) -> None:
-        self._run, self._watch = run, watch
+        self._run, self.watch = run, watch
         window = run.config()["settings"].get("window", 1)
         self.memory = MemoryRecord(run.epochs, window if isinstance(window, int) else 1)
         self.curve: dict[str, list[Any]] = {"epoch": [], "accuracy": [], "loss": []}
         self.ledger: Callable[[], tuple[Event, ...]] = tuple
         self.best = 0.0
         self.marginal: float | None = None
-        self._spent: list[tuple[Event, ...]] = []
+        self._spent: list[tuple[Event, ...]] = []  # of a long run nothing: its lines say epsilon
+        self._told: list[float | None] = []
 
     def __call__(self, progress: Progress) -> None:
         """The callback of the training loop."""
-        line = progress.metrics
-        if line is None:
-            return
+        if progress.metrics is not None:
+            self._spent.append(self.ledger())
+            self.add(progress.metrics)
+            self.watch(progress.metrics["epoch"], self._run.epochs)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """A line of metrics."""
         self.curve["epoch"].append(line["epoch"])
         self.curve["accuracy"].append(line["test_accuracy"])
         self.curve["loss"].append(_rounded(line["test_loss"]))
         self.best = max(self.best, line["test_accuracy"])
-        self._spent.append(self.ledger())
+        self._told.append(line["epsilon"])
         if "diagnostics" in line:
             self.memory.add(line["epoch"], line["diagnostics"])
-        self._watch(line["epoch"], self._run.epochs)
 
     def account(self, result: Mapping[str, Any], last_only: bool) -> None:
         """Add the epsilons to the curve; of a tuning run only the last epoch is kept."""
@@ -193,7 +232,8 @@ class _Record:
             self.curve = {name: values[-1:] for name, values in self.curve.items()}
             self.curve["epsilon"] = [final]
             return
-        self.curve["epsilon"] = epsilon_curve(self._spent, run.delta, final)
+        whole = epsilon_curve(self._spent, run.delta, final) if self._spent else self._told
+        self.curve["epsilon"] = whole
         if papers:
             self.curve["epsilon_marginal"] = epsilon_curve(
                 papers, run.delta, self.marginal, "rdp_classic"
@@ -213,7 +253,7 @@ def _prepared(run: RunSetting, device: str) -> tuple[Dataset, str]:
     assert held_out is not None
     tuning = run.validation_range is not None
     asked = run.dataset, tuple(run.train_range), tuple(held_out), tuning
-    return _featured(*asked, device) if run.model == "scatter" else _load(*asked)
+    return _featured(*asked, device) if run.model.startswith("scatter") else _load(*asked)
 
 
 @functools.lru_cache(maxsize=2)  # what is tuned on, and what is reported

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # Columns at a time: float32 sums over more of them would lose digits, and a ring of a narrower type
 # is widened that much at a time.
 _COLUMNS = 2**18
+Find = Callable[[Sequence[Tensor]], Sequence[float | None]]
 _LINE = 128  # numbers: no vector unit looks further
 
 
@@ -43,12 +44,14 @@ _LINE = 128  # numbers: no vector unit looks further
 class Keeping:
     """How releases are kept: their type and device, those of the sums if None.
 
-    `add` adds a few numbers up over all ranks that keep shards of releases, in place.
+    `add` adds a few numbers up over all ranks that keep shards of releases, in place. `divide` has
+    each rank of several find a number for its share of the matrices, and gives all of them to all.
     """
 
     dtype: torch.dtype | None = None
     device: torch.device | None = None
     add: Callable[[Tensor], Tensor] | None = None
+    divide: Callable[[Sequence[Tensor], Find], list[float | None]] | None = None
 
 
 class History:

@@ -10,8 +10,9 @@ sigma/beta whatever the rule (FO-DP-SGD theorem B.1, SMA-DP-SGD theorem 1).
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch import Tensor
 from vestige.checks import check_state, is_number
 from vestige.errors import ConfigError
 from vestige.gradients.groups import Groups
-from vestige.gradients.shards import own_part, whole
+from vestige.gradients.shards import own_part
 from vestige.memory import spectrum
 from vestige.memory.history import History, Keeping
 from vestige.memory.products import NoiseGram
@@ -49,12 +50,13 @@ class Recollection(Part):
         self._rule, self._share, self._position = rule, share, position
         self._parts = groups.names if rule.groupwise else ("all",)
         segments = groups.segments() if rule.groupwise else [slice(0, groups.size)]
-        self._add = None if keeping is None else keeping.add
+        keeping = keeping or Keeping()
+        self._add = keeping.add
         self._history = History(segments, like, rule.window, rule.ema, keeping)
         self._spectra = (
             None
             if rule.refresh is None
-            else WeightSpectra(groups, rule.estimator, rule.refresh, self._add)
+            else WeightSpectra(groups, rule.estimator, rule.refresh, keeping)
         )
         # Only a rule that debiases needs the noise's part of the inner products.
         self._noise = (
@@ -85,10 +87,11 @@ class Recollection(Part):
             if self._noise:
                 self._noise.restart()
         due = self._spectra is not None and self._spectra.due(step)
-        if self._recalled_for == step and not (due and self._spectra_changed()):
+        again = self._recalled_for == step
+        if again and not (due and self._spectra_changed()):
             return
         if due and self._spectra is not None:
-            self._spectra.read()
+            self._spectra.read(again)
         view = self._history.view(self._spectra.exponents if self._spectra else ())
         recall = self._rule.recall(self._noise.taken_off(view) if self._noise else view)
         rest = 1 - at(self._share, step)
@@ -218,10 +221,11 @@ class WeightSpectra:
         groups: Groups,
         estimator: str,
         refresh: int,
-        add: Callable[[Tensor], Tensor] | None = None,
+        keeping: Keeping,
     ) -> None:
         self._matrices = [(s.group, s.trained) for s in groups.slots if s.trained.ndim >= 2]
-        self._estimator, self._refresh, self._add = estimator, refresh, add
+        self._estimator, self._refresh = estimator, refresh
+        self._add, self._divide = keeping.add, keeping.divide
         self._seen: tuple[tuple[object, ...], Tensor] | None = None
         self.exponents: tuple[float | None, ...] = (None,) * groups.count
 
@@ -239,15 +243,16 @@ class WeightSpectra:
         return bool(self._add(torch.tensor(float(here), device=self._matrices[0][1].device)) > 0)
 
     @torch.no_grad()
-    def read(self) -> None:
-        """Estimate the exponents from the weights as they are now."""
+    def read(self, again: bool = False) -> None:
+        """Estimate the exponents from the weights as they are now.
+
+        Ranks divide the matrices, but not `again`, which a rank with whole weights decides alone.
+        """
         found: list[list[float]] = [[] for _ in self.exponents]
         matrices = [p for _, p in self._matrices]
-        each = (
-            spectrum.exponents(matrices, self._estimator)
-            if self._add is None  # else each is gathered, and forgotten before the next
-            else [spectrum.exponents([whole(p)], self._estimator)[0] for p in matrices]
-        )
+        find = functools.partial(spectrum.exponents, estimator=self._estimator)
+        divide = None if again and self._add is None else self._divide
+        each = divide(matrices, find) if divide else find(matrices)
         for (group, _), rho in zip(self._matrices, each, strict=True):
             if rho is not None:
                 found[group].append(rho)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _SEEN = ("weights", "last release", "place in the run", "noise or bounds")
 _UNSAID = ("records",)  # private: only that they differ is told
+_LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # torchrun, Open MPI, MPICH
+_SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _PATIENCE = 5.0  # seconds until a process whose connection broke is seen to be gone
 
 
@@ -62,7 +64,7 @@ class Ranks:
             )
         self.world = dist.get_world_size(group) if group else 1
         self._first = dist.get_global_rank(group, 0) if group else 0
-        self._cpu = _on_cpu(group) if group else None
+        self.cpu = _on_cpu(group) if group else None
         self._message: Tensor | None = None
         self._places: list[tuple[str, int]] = []  # machine and process of every rank
         self._places = self._each_has((socket.gethostname(), os.getpid()))
@@ -75,13 +77,13 @@ class Ranks:
         """
         if group is None and dist.is_available() and dist.is_initialized():
             group = dist.group.WORLD
-        count = int(os.environ.get("WORLD_SIZE") or 1)
+        count, told = launched()
         if group is None and count > 1:
             raise ConfigError(
-                f"this is one of {count} processes (WORLD_SIZE) without a process group: each of "
+                f"this is one of {count} processes ({told}) without a process group: each of "
                 "them would draw lots of its own from all records and report an epsilon for itself "
                 "alone. Call torch.distributed.init_process_group('gloo' or 'nccl') before "
-                "make_private, or unset WORLD_SIZE if there is only one."
+                "make_private, or set WORLD_SIZE=1 if there is only one."
             )
         return cls(group)
 
@@ -114,7 +116,7 @@ class Ranks:
             return value
         box = [value]
         with self.together("agree"):
-            dist.broadcast_object_list(box, src=self._first, group=self._cpu)
+            dist.broadcast_object_list(box, src=self._first, group=self.cpu)
         return box[0]
 
     def decided(self, decide: Callable[[], _T]) -> _T:
@@ -285,7 +287,7 @@ class Ranks:
             return [value]
         every: list[Any] = [None] * self.world
         with self.together("compare what they have"):
-            dist.all_gather_object(every, value, group=self._cpu)
+            dist.all_gather_object(every, value, group=self.cpu)
         return every
 
     def each_at(self, place: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -293,7 +295,7 @@ class Ranks:
         own = torch.tensor(place, dtype=torch.int64)
         every = [torch.empty_like(own) for _ in range(self.world)]
         with self.together("meet"):
-            dist.all_gather(every, own, group=self._cpu)
+            dist.all_gather(every, own, group=self.cpu)
         return [tuple(one.tolist()) for one in every]
 
     def _compare(self, every: list[list[float]]) -> None:
@@ -337,6 +339,17 @@ class Ranks:
             time.sleep(0.1)  # a connection breaks before the process is gone
         others = sorted({host for host, _ in self._places} - {socket.gethostname()})
         return f"a rank on {' or '.join(others) or 'this machine'} does not answer."
+
+
+def launched() -> tuple[int, str]:
+    """How many processes a launcher has started together, and the variable that says so.
+
+    SLURM's number is also that of an allocation in which nothing was started yet: it counts only
+    for a process that has a number itself.
+    """
+    names = [*_LAUNCHERS, *(_SLURM if "SLURM_PROCID" in os.environ else ())]
+    told = next((name for name in names if os.environ.get(name)), _LAUNCHERS[0])
+    return int(os.environ.get(told) or 1), told
 
 
 def _is_alive(process: int) -> bool:

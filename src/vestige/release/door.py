@@ -182,7 +182,7 @@ class Door:
     def _event(self, charge: Charge, step: int) -> Event:
         event = charge.event(self.scales[min(step, len(self.scales) - 1)].joint)
         leaks = not self._private or charge.beside == math.inf
-        return Event(event.sample_rate, 0.0 if leaks else event.noise_multiplier)
+        return Event(event.sample_rate, 0.0) if leaks else event
 
     def _write(self, event: Event) -> None:
         self.ledger.spends(self.session, self.run, Spending(self.facts, self.own))

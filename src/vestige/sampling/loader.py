@@ -361,6 +361,13 @@ def check_loader(loader: Any) -> int:
             "__len__ and __getitem__."
         ) from error
     sampler = loader.sampler
+    dealers = type(sampler).__name__, type(loader.batch_sampler).__name__
+    if "DistributedSampler" in dealers or "BatchSamplerShard" in dealers:
+        raise ConfigError(
+            "data_loader deals its records out to several processes, which make_private does by "
+            "itself: give it the loader from before Accelerate's prepare or Fabric's "
+            "setup_dataloaders. Its batch_size is that of the whole lot."
+        )
     plain_random = (
         type(sampler) is RandomSampler
         and not sampler.replacement

@@ -14,7 +14,7 @@ claimed against attacks on floating-point sampling (arXiv 2112.05307).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import CipherContext
 from torch import Tensor
+
+Tails = Callable[[], CipherContext]  # where the bits of far numbers come from
 
 _FAR = 5.4  # a radius that leaves fewer than 11 of 32 bits
 BLOCK = 2**18  # numbers of noise made at a time; even, so that a block is whole pairs
@@ -89,13 +91,14 @@ class BoxMuller32:
         self._work = torch.empty(BLOCK)
         self._out = torch.empty(BLOCK)
 
-    def __call__(self, cipher: CipherContext, pairs: int, tails: CipherContext) -> Tensor:
+    def __call__(self, cipher: CipherContext, pairs: int, tails: Tails) -> Tensor:
         count = 2 * pairs
         cipher.update_into(memoryview(self._zeros)[: 4 * count], self._bytes)
         work, out = self._work[:count].copy_(self._bits[:count]), self._out[:count]
         radius, angle = work[:pairs], work[pairs:]
-        # |x| + 1/2 is symmetric and never zero, so its logarithm is finite.
-        radius.abs_().add_(0.5).mul_(2.0**-31).clamp_(max=1).log_().mul_(-2).sqrt_()
+        # |x| + 1/2 is symmetric and never zero, so its logarithm is finite; it rounds to 2^31 at
+        # most, so the logarithm is never above zero.
+        radius.abs_().add_(0.5).mul_(2.0**-31).log_().mul_(-2).sqrt_()
         if float(radius.max()) > _FAR:
             self._refine(radius, tails)
         angle.mul_(math.pi * 2.0**-31)
@@ -104,10 +107,10 @@ class BoxMuller32:
         out.view(2, pairs).mul_(radius)
         return out
 
-    def _refine(self, radius: Tensor, tails: CipherContext) -> None:
+    def _refine(self, radius: Tensor, tails: Tails) -> None:
         """More bits for the radii whose 32 bits were used up by leading zeros."""
         far = (radius > _FAR).nonzero()[:, 0]
-        bits = np.frombuffer(tails.update(bytes(8 * len(far))), dtype=np.uint64) >> np.uint64(11)
+        bits = np.frombuffer(tails().update(bytes(8 * len(far))), dtype=np.uint64) >> np.uint64(11)
         between = (bits.astype(np.float64) + 0.5) * 2.0**-53 - 0.5
         uniform = np.abs(self._bits[far].numpy() + between) * 2.0**-31
         radius[far] = torch.from_numpy(np.sqrt(-2 * np.log(uniform))).to(radius.dtype)
@@ -116,7 +119,7 @@ class BoxMuller32:
 class BoxMuller64:
     """The same from pairs of 53-bit numbers."""
 
-    def __call__(self, cipher: CipherContext, pairs: int, tails: CipherContext) -> Tensor:
+    def __call__(self, cipher: CipherContext, pairs: int, tails: Tails) -> Tensor:
         bits = np.frombuffer(cipher.update(bytes(16 * pairs)), dtype=np.uint64)
         uniform = ((bits >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
         radius, angle = np.sqrt(-2 * np.log(uniform[:pairs])), 2 * math.pi * uniform[pairs:]

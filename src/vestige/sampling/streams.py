@@ -23,6 +23,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -134,7 +135,7 @@ class Randomness:
         box_muller = BoxMuller64() if like.dtype == torch.float64 else self._box_muller
         for (number, size), pieces in groupby(held.blocks(), key=lambda piece: piece[1:3]):
             cipher = self.stream(purpose, step, number)
-            tails = self.stream(b"tails of " + purpose, step, number)
+            tails = partial(self.stream, b"tails of " + purpose, step, number)  # seldom needed
             noise = box_muller(cipher, (size + 1) // 2, tails)
             for at, _, _, part in pieces:  # of one block: it is made once
                 yield at, noise[part].to(like.device)

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from vestige.checks import is_whole
 from vestige.engine.validation import check_model
 from vestige.errors import ConfigError, UnsupportedModel
-from vestige.train.recipes.features import OnFeatures, probe, scatter, scattered
+from vestige.train.recipes.features import (
+    OnFeatures,
+    probe,
+    scatter,
+    scatter_cnn,
+    scattered,
+)
 from vestige.train.recipes.least_squares import LeastSquares
 from vestige.train.recipes.wide_resnet import wide_resnet
 
@@ -250,9 +256,10 @@ _BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "resnet18": lambda shape, classes: ResNet18(shape[0], classes),
     "wrn": wide_resnet,
     "scatter": scatter,
+    "scatter-cnn": scatter_cnn,
     "least-squares": lambda shape, classes: LeastSquares(math.prod(shape), classes),
 }
-_IMAGE_MODELS = ("cnn", "resnet18", "wrn", "scatter")
+_IMAGE_MODELS = ("cnn", "resnet18", "wrn", "scatter", "scatter-cnn")
 
 # With sum, noise and gradient, 16 GiB: more is a mistake in the data sooner than a wish.
 _MOST_PARAMETERS = 2**30

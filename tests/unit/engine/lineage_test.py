@@ -116,6 +116,8 @@ def test_an_engine_that_is_gone_leaves_no_hooks_to_the_next_one():
     assert not model._forward_pre_hooks and not model._forward_hooks
     trace.come_back()
     assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
+    capture.detach()  # as the engine did before it was gone: there is nothing to put back
+    assert not trace.in_the_way(nn.Sequential(model), optimizer)
 
 
 @pytest.mark.parametrize("again", ["same objects", "a new model", "closed", "detached"])

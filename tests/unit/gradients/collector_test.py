@@ -20,26 +20,33 @@ def _tf32(values):
     return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
+def _bf16(values):
+    """Rounded to seven bits, as a CPU rounds them where `fp32_precision` is "bf16"."""
+    return values.bfloat16().float()
+
+
+@pytest.mark.parametrize(
+    "rounded, step, coarse", [(_tf32, 2.0**-11, 2.0**-9), (_bf16, 2.0**-8, 2.0**-6)]
+)
 @pytest.mark.parametrize("spread", [0.1, 0.5, 1.0])
-def test_positions_that_cancel_stay_within_the_bound_under_tf32(spread, monkeypatch):
+def test_positions_that_cancel_stay_within_the_bound(spread, rounded, step, coarse, monkeypatch):
     """The sum rounds its factors, and what is left of terms that cancel is rounding error."""
     exact = Geometry.weight_gradient
     monkeypatch.setattr(
-        Geometry, "weight_gradient", lambda self, x, g, w: exact(self, _tf32(x), _tf32(g), w)
+        Geometry, "weight_gradient", lambda self, x, g, w: exact(self, rounded(x), rounded(g), w)
     )
     model = torch.nn.Conv2d(64, 64, 3, bias=False)
-    step = 2.0**-11
     g = torch.zeros(1, 64, 4, 4)
     g[:, :, :2], g[:, :, 2:] = 1 + 0.5 * spread * step, -(1 - 0.5 * spread * step)
     largest = {}
-    for rounding in (2.0**-9, 4 * torch.finfo(torch.float32).eps):
+    for rounding in (coarse, 4 * torch.finfo(torch.float32).eps):
         monkeypatch.setattr(Collector, "_rounding", lambda _, r=rounding: r)
         sums = [
             captured_sum(model, torch.full((1, 64, 6, 6), 1 + k / 100), g, bounds=1.0)[0].norm()
             for k in range(100)
         ]
         largest[rounding] = float(max(sums))
-    assert largest[2.0**-9] <= 1 + 1e-6
+    assert largest[coarse] <= 1 + 1e-6
     if spread == 0.5:
         assert largest[4 * torch.finfo(torch.float32).eps] > 1.2  # where nobody knows of it
 

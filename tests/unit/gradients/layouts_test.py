@@ -81,6 +81,7 @@ MOVES = {
     "with constants": lambda o: torch.where(torch.ones(3, 12, 5, 1) > 0, o, 0.0) + torch.zeros(4),
     "weighted": lambda o: o @ torch.eye(4),
     "weighted, folded": lambda o: torch.eye(5) @ o,
+    "weighted, and a constant": lambda o: torch.addmm(torch.zeros(4), o[:, 0], torch.eye(4)),
 }
 
 

@@ -247,6 +247,12 @@ def test_settings_that_do_not_go_with_it_are_refused(options, tmp_path):
         fit(tmp_path, Watch(), **options)
 
 
+def test_several_processes_are_refused_with_the_page_that_tells_how():
+    trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp_spawn", logger=False)
+    with pytest.raises(ConfigError, match=r"does not take world_size=2: .*docs/scaling.md"):
+        Watch().on_fit_start(trainer, None)
+
+
 def test_the_trainer_has_its_own_loader_back(tmp_path):
     watch = Watch()
     with warnings.catch_warnings():

@@ -33,10 +33,55 @@ def _refuse():
     raise ConfigError("no")
 
 
-def test_processes_without_a_group_are_noticed(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ConfigError, match=r"one of 3 processes .*init_process_group"):
+LAUNCHERS = {
+    "torchrun": {"WORLD_SIZE": "3"},
+    "Open MPI": {"OMPI_COMM_WORLD_SIZE": "3"},
+    "MPICH": {"PMI_SIZE": "3"},
+    "srun": {"SLURM_NTASKS": "3", "SLURM_PROCID": "0"},
+    "a step of an allocation": {
+        "SLURM_STEP_NUM_TASKS": "3",
+        "SLURM_NTASKS": "8",
+        "SLURM_PROCID": "2",
+    },
+}
+ALONE = {
+    "an allocation in which nothing was started": {"SLURM_NTASKS": "3"},
+    "one task": {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
+    "one task of an allocation": {
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_NTASKS": "8",
+        "SLURM_PROCID": "0",
+    },
+    "a process that says so": {"WORLD_SIZE": "1", "SLURM_NTASKS": "3", "SLURM_PROCID": "0"},
+}
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Sets the environment of a launcher, and of no other."""
+    for known in (*LAUNCHERS.values(), *ALONE.values()):
+        for name in known:
+            monkeypatch.delenv(name, raising=False)
+
+    def launch(environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+
+    return launch
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_processes_without_a_group_are_noticed(launcher, launched):
+    launched(LAUNCHERS[launcher])
+    (told, *_) = LAUNCHERS[launcher]
+    with pytest.raises(ConfigError, match=rf"one of 3 processes \({told}\) .*init_process_group"):
         Ranks.found()
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_a_process_alone_in_an_allocation_is_not_taken_for_one_of_several(case, launched):
+    launched(ALONE[case])
+    assert Ranks.found().world == 1
 
 
 def test_ranks_that_differ_are_named_with_what_differs():

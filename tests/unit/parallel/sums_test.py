@@ -15,3 +15,13 @@ def test_one_rank_has_the_whole_sum(tmp_path):
         whole = torch.randn(5, 3)
         assert torch.equal(sums.share(whole), whole)
         assert torch.equal(sums.total(whole.clone()), whole)
+
+
+def test_what_is_found_of_a_matrix_may_be_nothing(tmp_path):
+    with one_rank(tmp_path):
+        matrices = [torch.full((n, 2), float(n)) for n in (1, 2, 3)]
+        found = Sums(Ranks.found()).divided(
+            matrices, lambda some: [None if len(m) == 2 else float(m.sum()) for m in some]
+        )
+        assert found == [2.0, None, 18.0]
+        assert Sums(Ranks.found()).divided([], list) == []

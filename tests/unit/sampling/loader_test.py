@@ -28,6 +28,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     default_collate,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 from vestige import ConfigError, PrivacyEngine, VestigeError
 from vestige.sampling.collate import blank
@@ -273,6 +274,7 @@ REFUSED = {
     "replacement": (lambda: DataLoader(DATA, 4, sampler=RandomSampler(DATA, replacement=True))),
     "fewer": (lambda: DataLoader(DATA, 4, sampler=RandomSampler(DATA, num_samples=7))),
     "another source": (lambda: DataLoader(DATA, 4, sampler=SequentialSampler(range(5)))),
+    "dealt out": (lambda: DataLoader(DATA, 4, sampler=DistributedSampler(DATA, 2, 0))),
     "empty": (lambda: DataLoader(TensorDataset(torch.zeros(0, 1)), 4)),
     "a list": (lambda: [torch.zeros(4, 1)]),
 }

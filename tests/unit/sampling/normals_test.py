@@ -70,26 +70,33 @@ def test_nobody_holds_more_than_the_whole():
     assert [block[1:3] for block in whole(BLOCK + 1).blocks()] == [(0, BLOCK), (1, 1)]
 
 
+class Words:
+    """Gives the bytes that it was made of, again and again."""
+
+    def __init__(self, words):
+        self._words = words.tobytes()
+
+    def update_into(self, zeros, out):
+        out[: len(zeros)] = self._words[: len(zeros)]
+
+    def update(self, zeros):
+        return self._words[: len(zeros)]
+
+
+def test_the_largest_words_give_zero_and_nothing_that_is_no_number():
+    """Their logarithm is zero and not above it, where its square root would be no number."""
+    ends = np.resize(np.array([-(2**31), 2**31 - 1, 1 - 2**31, 2**31 - 64], dtype=np.int32), 64)
+    words = np.concatenate([ends, ends])
+    assert BoxMuller32()(Words(words), 64, lambda: Words(words)).abs().max() == 0
+
+
 def test_float32_noise_does_not_end_where_its_bits_do():
     """A word of zeros is 6.66 standard deviations or beyond, as the bits that follow it say."""
-
-    class Words:
-        """Gives the bytes that it was made of, again and again."""
-
-        def __init__(self, words):
-            self._words = words.tobytes()
-
-        def update_into(self, zeros, out):
-            out[: len(zeros)] = self._words[: len(zeros)]
-
-        def update(self, zeros):
-            return self._words[: len(zeros)]
-
     pairs = 2000
     words = np.full(2 * pairs, 2**30, dtype=np.int32)
     words[:pairs] = np.arange(pairs) % 3 - 1  # -1, 0 and 1
     tails = np.random.default_rng(0).integers(0, 2**64, pairs, dtype=np.uint64)
-    numbers = BoxMuller32()(Words(words), pairs, Words(tails)).double().view(2, pairs)
+    numbers = BoxMuller32()(Words(words), pairs, lambda: Words(tails)).double().view(2, pairs)
     uniform = torch.exp(-numbers.square().sum(0) / 2) * 2.0**31
     # |x + w| with x in {-1, 0, 1} and w in (-1/2, 1/2) is uniform in (0, 3/2).
     assert float(numbers.abs().max()) > 6.66

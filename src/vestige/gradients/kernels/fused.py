@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vestige.gradients.kernels.bounds import DEEPEST
+from vestige.gradients.precision import products_in_tf32
 
 CHUNK_POSITIONS = 512  # summed by tensor cores in one go; longer sequences add up such sums
 REACH = 2**31  # numbers; offsets within a record are 32-bit numbers
@@ -37,7 +38,7 @@ def covers(a: Tensor, g: Tensor) -> bool:
     return (
         a.ndim == 3
         and a.dtype == g.dtype
-        and multiplies(a, torch.backends.cuda.matmul.allow_tf32)
+        and multiplies(a, products_in_tf32())
         and 1 < a.shape[1] <= DEEPEST
         and min(*a.shape, *g.shape) > 0
         and _padded_size(a) < REACH

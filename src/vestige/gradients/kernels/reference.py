@@ -21,6 +21,7 @@ from vestige.gradients.kernels.bounds import (
     gram_slack,
     underflow,
 )
+from vestige.gradients.precision import products_in_tf32
 
 
 def rounded(values: Tensor) -> Tensor:
@@ -31,7 +32,7 @@ def rounded(values: Tensor) -> Tensor:
     """
     if values.dtype == torch.float16:
         return values.float()
-    if values.dtype == torch.float32 and values.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+    if values.dtype == torch.float32 and values.is_cuda and products_in_tf32():
         return round_to_tf32(values)
     return values
 
@@ -124,7 +125,11 @@ def _position_norms(values: Tensor) -> Tensor:
 
 
 def _wide(left: Tensor, right: Tensor) -> Tensor:
-    """A batched product with float32 (or float64) sums and results."""
+    """A batched product with float32 (or float64) sums and results.
+
+    torch's `allow_bf16_reduced_precision_reduction` changes nothing here: it lets partial sums have
+    the type of the result where that is narrower than the accumulator's, and both are float32.
+    """
     if left.dtype != torch.bfloat16:
         return torch.bmm(left, right)
     if left.is_cuda:

@@ -10,7 +10,6 @@ tensor cores, both from the fused kernels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vestige.gradients.kernels import fused, reference
+from vestige.gradients.precision import convolutions_in_tf32, products
 from vestige.gradients.refs import Ref, Uncovered
 from vestige.gradients.rows import Rows
 from vestige.gradients.rules.base import Uses, plain, rule
@@ -38,17 +38,6 @@ if TYPE_CHECKING:
 # Numbers held at a time: about what a CPU's cache takes, many for a GPU.
 NUMBERS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}
 COLUMNS_AT_ONCE = 2**27  # numbers, where tensor cores read them
-
-
-@contextmanager
-def _tf32_products() -> Iterator[None]:
-    """float32 products on tensor cores, where convolutions are allowed them anyway."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @dataclass(frozen=True)
@@ -163,7 +152,7 @@ class Convolved(Use):
             geometry.groups == 1
             and len(self.out) <= 2
             and x.dtype == g.dtype
-            and fused.multiplies(x, torch.backends.cudnn.allow_tf32)
+            and fused.multiplies(x, convolutions_in_tf32())
             and min(*x.shape, *g.shape) > 0
             and fused.reachable(x)
             and weight[0].numel() * (self._positions + images * 2 * fused.ALIGNED) < fused.REACH
@@ -260,7 +249,7 @@ class Convolved(Use):
         if self._fused:
             factors = g.flatten(2).transpose(1, 2)
             a = self._unfolded(some, rounded=False)[:, : factors.shape[1]]
-            with _tf32_products():
+            with products("tf32"):  # which convolutions are allowed
                 product = reference.product_sums(self._joined(a), self._joined(factors))
         else:
             columns = self.geometry.columns(self._of(self.x, some), self.out, self.images)

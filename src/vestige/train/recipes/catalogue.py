@@ -24,6 +24,10 @@ RECIPES: Mapping[str, Recipe] = {
         "a linear model on scattering features of images (Tramer and Boneh, arXiv 2011.11660)",
         {"model": "scatter", "lot": 8192, "epochs": 60, "lr": 0.1, "momentum": 0.9},
     ),
+    "scatter-cnn": Recipe(
+        "a small CNN on scattering features of images, for a GPU",
+        {"model": "scatter-cnn", "lot": 8192, "epochs": 60, "lr": 1.0, "momentum": 0.9},
+    ),
     "probe": Recipe(
         "a linear model on frozen features that you name with --features",
         {"model": "linear", "lot": 1024, "epochs": 40, "lr": 0.5, "momentum": 0.9},

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 _IMAGES, _SEED = 300, 0
 _COMMON, _CONTRAST = 0.9, 0.25  # share of the variance that colours have in common; deviation
+_GROUPS, _SIZE = 27, 7.0  # with 81 maps; a clip bound of 1 is then small for nearly every record
 
 
 def random_images(shape: tuple[int, ...], count: int = _IMAGES, seed: int = _SEED) -> Tensor:
@@ -51,3 +52,11 @@ class PublicScale(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The features on the common scale."""
         return (x - self.get_buffer("mean")) / self.get_buffer("deviation")
+
+
+class InGroups(nn.Module):
+    """Each image's own features in groups of channels, each less its mean and of one deviation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features on the common scale, each row's by itself."""
+        return _SIZE * nn.functional.group_norm(x, _GROUPS)

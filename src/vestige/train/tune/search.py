@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -75,10 +74,13 @@ class Search:
                 f"evaluate_epsilon {self.base.evaluate_epsilon} and held-out records that are "
                 "public are both given: public records need no noise, so give one of them."
             )
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from vestige.parallel.ranks import launched
+
+        count, told = launched()
+        if count > 1:
             raise ConfigError(
-                "a search runs in one process, and torchrun has started several: each would draw "
-                "a number of trials of its own. Start vestige tune by itself."
+                f"a search runs in one process, and this is one of {count} ({told}): each would "
+                "draw a number of trials of its own. Start vestige tune by itself."
             )
         object.__setattr__(self, "law", Law.with_mean(float(self.trials), float(self.eta)))
         object.__setattr__(self, "candidates", candidates(self.base, self.rows))

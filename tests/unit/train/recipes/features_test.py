@@ -22,9 +22,11 @@ from vestige.train.recipes.features import OnFeatures, check_rows, probe, with_f
 from vestige.train.training import prepare, resume, train
 
 
-def test_scores_of_features_are_those_of_the_inputs():
-    model = build("scatter", (3, 16, 16), 4, seed=0)
-    x = torch.rand(5, 3, 16, 16)
+@pytest.mark.parametrize("name", ["scatter", "scatter-cnn"])
+@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 28, 28)])
+def test_scores_of_features_are_those_of_the_inputs(name, shape):
+    model = build(name, shape, 4, seed=0)
+    x = torch.rand(5, *shape)
     assert torch.equal(model(model.features(x)), model(x))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vestige.train.recipes.public_scale import PublicScale, random_images
+from vestige.train.recipes.public_scale import InGroups, PublicScale, random_images
 from vestige.train.recipes.scattering import Scattering
 
 
@@ -37,3 +37,11 @@ def test_features_of_such_images_come_to_one_scale():
 
 def test_the_constants_are_saved_with_the_model():
     assert set(PublicScale(torch.nn.Identity(), (1, 8, 8)).state_dict()) == {"mean", "deviation"}
+
+
+def test_groups_of_an_image_have_one_mean_and_deviation_and_are_its_own():
+    x = torch.rand(4, 81, 7, 7) * torch.rand(81, 1, 1)
+    seen = InGroups()(x).view(4, 27, -1)
+    assert torch.allclose(seen.mean(2), torch.zeros(4, 27), atol=1e-4)
+    assert torch.allclose(seen.std(2, correction=0), torch.full((4, 27), 7.0), rtol=1e-2)
+    assert torch.equal(InGroups()(x[1:2]), InGroups()(x)[1:2])

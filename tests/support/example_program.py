@@ -1,0 +1,37 @@
+"""One rank of an example, forked by `ranks.py`, with the environment that torchrun would make."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import socket
+
+import torch
+
+from tests.support.experiments import wait_for
+
+
+def main(example, rank, world, folder):
+    """Run examples/EXAMPLE.py for two epochs; what it prints lands in FOLDER/EXAMPLE.RANK.pt."""
+    torch.set_num_threads(1)
+    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(_port(rank, folder))}
+    os.environ |= where | {name: str(rank) for name in ("RANK", "LOCAL_RANK")}
+    os.environ |= {"WORLD_SIZE": str(world), "EPOCHS": "2"}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        importlib.import_module(f"examples.{example}").main()
+    torch.save({"printed": printed.getvalue()}, folder / f"{example}.{rank}.pt")
+    os._exit(0)
+
+
+def _port(rank, folder):
+    """A free port that rank 0 finds and tells the others."""
+    told, half = folder / "port", folder / "port.half"
+    if rank == 0:
+        with socket.create_server(("localhost", 0)) as free:
+            half.write_text(str(free.getsockname()[1]))
+        half.rename(told)
+    wait_for(told.exists)
+    return int(told.read_text())
