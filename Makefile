@@ -21,7 +21,7 @@ demo: $(VENV)/.ready
 	$(BIN)/vestige demo
 test: $(VENV)/.ready-dev lint
 	$(PYTEST) -m "not slow" --durations=25
-test-all: $(VENV)/.ready-dev lint
+test-all: $(VENV)/.ready-others lint
 	$(PYTEST)
 test-others: $(VENV)/.ready-others
 	$(PYTEST) -m "not slow" --durations=10 $(OTHERS)

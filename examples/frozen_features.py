@@ -7,6 +7,10 @@ evaluation mode. Weights that were learned from other, public data are better th
 
     def pretrained(shape):
         return timm.create_model("resnet18", pretrained=True, num_classes=0)
+
+Guarantee: epsilon is about the records that the head is trained on. Records that the features were
+learned from are outside of it, so features that were learned from the same private records take it
+away, and nothing here can notice that. Random filters were learned from nothing.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@
 
 The rule sees inner products of earlier releases and answers with weights. The engine mixes the
 releases before the next lot exists, so the accounting is that of every memory: sigma/beta.
+
+Guarantee: the epsilon that is printed holds for every training record, as long as the rule's own
+code looks at nothing but the view that it is given. `vestige verify` tests that; code that reads
+records behind the engine's back is outside of the guarantee.
 """
 
 from dataclasses import dataclass

@@ -39,7 +39,8 @@ EXCUSED = {
     "door.py": "one mechanism: every setting of the noise by name",
 }
 OPACUS = (
-    *("accountants", "data_loader", "distributed", "grad_sample", "layers", "lightning"),
+    *("accountants", "data_loader", "distributed", "dp_model_inspector", "grad_sample"),
+    *("layers", "lightning"),
     *("optimizers", "privacy_engine", "schedulers", "utils", "validators"),
 )
 TOGETHER = {"geometry": "methods", **dict.fromkeys(OPACUS, "compat")}

@@ -53,6 +53,7 @@ CIFAR = (*CPU, *"--epochs 1 --batch-size 64 --workers 0 --print-freq 2".split())
 CHARS = (*CPU, *"--data-root names --epochs 2 --batch-size 64 --hidden-size 16".split())
 IMDB = (*CPU, *"-n 2 --batch-size 16 --workers 0".split())
 GAN = "--data-root mnist --workers 0 --batch-size 8 --ngf 8 --ndf 8 --nz 8 --epochs 2".split()
+BENCHMARK = (*CPU, *"--workers 0 --steps 4 --batch-size 8 --height 32 --width 32".split())
 NO_GPU = {'torch.device("cuda:0")': 'torch.device("cpu")'}
 # Rows as long as a public number says, not as the longest of their lot.
 STACKED = "    y = torch.stack([elem[{}] for elem in batch]).long()\n"
@@ -84,8 +85,7 @@ SCRIPTS = {
         "examples/imdb.py",
         IMDB,
         ("datasets", "transformers"),
-        edits=PAD_REVIEWS
-        | {"            poisson_sampling=False,\n": "", ".squeeze()": ".squeeze(-1)"},
+        edits=PAD_REVIEWS | {POISSON: "", ".squeeze()": ".squeeze(-1)"},
     ),
     "dcgan": Script("examples/dcgan.py", (*CPU, *GAN), SMALL, edits=GENERATOR),
     "mnist_lightning": Script(
@@ -111,6 +111,14 @@ SCRIPTS = {
         }
         | NO_GPU,
     ),
+    "vision_benchmark": Script(
+        "examples/vision_benchmark.py",
+        (*BENCHMARK, "--benchmark-data-loader"),
+        SMALL,
+        {"torch.cuda.synchronize()": "pass", ".cuda(non_blocking=True)": ""},
+        {POISSON: ""},
+    ),
+    "non-wrapping tutorial": Script("tutorials/non_wrapping_mode.ipynb"),
     "LSTM tutorial": Script(
         "tutorials/building_lstm_name_classifier.ipynb",
         (),

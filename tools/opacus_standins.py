@@ -113,12 +113,12 @@ def normalize(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[Tens
 
 
 class Block(nn.Module):
-    """Two convolutions with BatchNorm, and a way around them."""
+    """Two convolutions with a norm each, and a way around them."""
 
-    def __init__(self, inside: int, outside: int, stride: int):
+    def __init__(self, inside: int, outside: int, stride: int, norm: Callable[[int], nn.Module]):
         super().__init__()
         self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
-        self.bn1, self.bn2 = nn.BatchNorm2d(outside), nn.BatchNorm2d(outside)
+        self.bn1, self.bn2 = norm(outside), norm(outside)
         self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
         self.around = nn.Sequential()
         if stride > 1 or inside != outside:
@@ -129,14 +129,20 @@ class Block(nn.Module):
         return F.relu(y + self.around(x))
 
 
-def resnet18(num_classes: int = 1000, width: int = 16) -> nn.Module:
-    """Eighteen layers with BatchNorm, a quarter as wide."""
-    layers: list[nn.Module] = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)]
+def resnet18(
+    num_classes: int = 1000,
+    width: int = 16,
+    pretrained: bool = False,
+    norm_layer: Callable[[int], nn.Module] = nn.BatchNorm2d,
+) -> nn.Module:
+    """Eighteen layers with a norm, a quarter as wide, and never trained before."""
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 7, 2, 3, bias=False), norm_layer(width)]
     layers += [nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     for stage in range(4):
         inside = width * 2 ** max(0, stage - 1)
         outside = width * 2**stage
-        layers += [Block(inside, outside, 1 + (stage > 0)), Block(outside, outside, 1)]
+        layers.append(Block(inside, outside, 1 + (stage > 0), norm_layer))
+        layers.append(Block(outside, outside, 1, norm_layer))
     return nn.Sequential(
         *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, num_classes)
     )

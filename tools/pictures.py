@@ -1,9 +1,10 @@
-"""The pictures of the docs: the idea, the rooms and their imports, and one traced step.
+"""The pictures of the docs: the idea, a memory's weights and flow, the rooms, one traced step.
 
-    python tools/pictures.py        writes docs/idea.svg, docs/rooms.svg and docs/step.svg
+    python tools/pictures.py        writes idea, flows, kernels, rooms and step as docs/NAME.svg
 
-The rooms are read from the source and the step from a training step that really runs
-(benchmarks/walk.py), so neither can go stale without a diff. The idea is drawn by hand.
+The rooms are read from the source, the step from a training step that really runs
+(benchmarks/walk.py), and a memory's weights from its rule, so none can go stale without a diff.
+The idea and the flows are drawn by hand.
 """
 
 from __future__ import annotations
@@ -40,6 +41,20 @@ ARROWS = [  # from, to: corners of a line
     [(640, 118), (640, 154), (560, 154), (560, 190)],
     [(500, 190), (500, 118)],
 ]
+# The steps of one release from the top down: DP-SGD, and FO where it differs.
+FLOW = [
+    ("a lot", "drawn in secret", None),
+    ("clipped sum", "each record at most C", None),
+    ("the query", "the sum", "beta * sum + (1 - beta) * memory"),
+    ("+ noise", "standard deviation sigma * C", None),
+    ("release", "public for ever", None),
+    ("optimizer", "one step", None),
+]
+COSTS = (
+    "one record moves the query by C: noise multiplier sigma",
+    "one record moves the query by beta * C: sigma / beta",
+)
+LAGS = 15
 MOMENTS = {
     "draw_lot": "a lot is drawn",
     "Run.hand_out": "and handed out",
@@ -104,6 +119,30 @@ def text(x: float, y: float, words: str, size: int = 13, more: str = "") -> str:
     return f"<text x='{x}' y='{y}' {FONT} font-size='{size}' fill='{INK}' {more}>{words}</text>"
 
 
+TIP = (
+    "<defs><marker id='tip' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' "
+    f"markerHeight='7' orient='auto'><path d='M0 0 L8 4 L0 8 z' fill='{INK}'/></marker></defs>"
+)
+
+
+def arrow(corners: list[tuple[float, float]]) -> str:
+    """A line through these corners, with a tip."""
+    line = " ".join(f"{x:g},{y:g}" for x, y in corners)
+    return (
+        f"<polyline points='{line}' fill='none' stroke='{INK}' stroke-width='1.4' "
+        "marker-end='url(#tip)'/>"
+    )
+
+
+def box(x: float, y: float, width: float, accent: bool = False) -> str:
+    """A box for two lines of text."""
+    colour, stroke = (ACCENT, 2.5) if accent else (LINE, 1)
+    return (
+        f"<rect x='{x:g}' y='{y:g}' width='{width:g}' height='46' rx='6' fill='white' "
+        f"stroke='{colour}' stroke-width='{stroke}'/>"
+    )
+
+
 def picture(height: int, title: str, body: list[str]) -> str:
     """A whole SVG with a white ground, for light and dark pages alike."""
     return (
@@ -116,25 +155,15 @@ def picture(height: int, title: str, body: list[str]) -> str:
 def draw_idea() -> str:
     """What is private, what is public, and the one door between them."""
     body = [
-        "<defs><marker id='tip' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' "
-        f"markerHeight='7' orient='auto'><path d='M0 0 L8 4 L0 8 z' fill='{INK}'/></marker></defs>",
+        TIP,
         f"<rect x='10' y='22' width='500' height='116' rx='8' fill='{PALE}' stroke='{LINE}' "
         "stroke-dasharray='5 4'/>",
         text(24, 46, "private: looked at here, and nowhere else", 13, "font-weight='600'"),
         text(736, 46, "public from here on", 13, "font-weight='600' text-anchor='end'"),
     ]
-    for corners in ARROWS:
-        line = " ".join(f"{x},{y}" for x, y in corners)
-        body.append(
-            f"<polyline points='{line}' fill='none' stroke='{INK}' stroke-width='1.4' "
-            "marker-end='url(#tip)'/>"
-        )
+    body += map(arrow, ARROWS)
     for name, (x, y, width, title, below) in IDEA.items():
-        colour, stroke = (ACCENT, 2.5) if name == "door" else (LINE, 1)
-        body.append(
-            f"<rect x='{x}' y='{y}' width='{width}' height='46' rx='6' fill='white' "
-            f"stroke='{colour}' stroke-width='{stroke}'/>"
-        )
+        body.append(box(x, y, width, name == "door"))
         middle = f"{x + width / 2:g}"
         centred = "text-anchor='middle'"
         body.append(text(float(middle), y + 20, title, 14, f"{centred} font-weight='600'"))
@@ -142,6 +171,76 @@ def draw_idea() -> str:
     body.append(text(24, 204, "release = beta * sum + (1 - beta) * memory + noise", 13))
     body.append(text(24, 226, "without memory (beta = 1) it is DP-SGD", 13))
     return picture(252, "Only noisy releases leave the door, and only they are remembered", body)
+
+
+def draw_flows() -> str:
+    """DP-SGD and FO side by side: what flows into a release, and what it costs."""
+    body = [TIP]
+    for column, (title, cost) in enumerate(zip(("DP-SGD", "FO-DP-SGD"), COSTS, strict=True)):
+        left, width = 24 + 380 * column, 230
+        centre = left + width / 2
+        body.append(text(left, 26, title, 16, "font-weight='600'"))
+        for number, (name, plain, mixed) in enumerate(FLOW):
+            y = 44 + 68 * number
+            below = mixed if column and mixed else plain
+            accent = name == "+ noise"
+            body.append(box(left, y, width, accent))
+            body.append(text(centre, y + 20, name, 14, "text-anchor='middle' font-weight='600'"))
+            body.append(text(centre, y + 37, below, 11, "text-anchor='middle'"))
+            if number:
+                body.append(arrow([(centre, y - 22), (centre, y)]))
+        if column:
+            body.append(arrow([(left + width, 339), (left + 291, 339), (left + 291, 272)]))
+            body.append(box(left + 240, 226, 102))
+            body.append(
+                text(left + 291, 246, "memory", 14, "text-anchor='middle' font-weight='600'")
+            )
+            body.append(text(left + 291, 263, "K releases", 11, "text-anchor='middle'"))
+            body.append(arrow([(left + 291, 226), (left + 291, 203), (left + width, 203)]))
+            body.append(text(left + 236, 194, "before the lot", 11))
+        body.append(text(left, 468, cost, 12))
+    return picture(484, "DP-SGD forgets each release; FO mixes earlier ones into the query", body)
+
+
+def draw_kernels() -> str:
+    """The weights of a memory by lag, by the library's own rule."""
+    sys.path[:0] = [str(ROOT / "src")]
+    import numpy as np
+
+    from vestige.memory.rules import power_law
+
+    lags = np.arange(1, LAGS + 1)
+    decayed = 0.7 ** (lags - 1)
+    kernels = {
+        "exponential, 0.7 a step: an ablation": (LINE, decayed / decayed.sum()),
+        "power, alpha 0.7, tempered: SMA, a layer 0.1 outside its interval": (
+            ACCENT,
+            power_law(lags, 0.7, 1 - np.exp(-0.1)),
+        ),
+        "power, alpha 0.8: FO": (INK, power_law(lags, 0.8, 0.0)),
+    }
+    right, bottom, high = 730, 300, 0.35
+    body = [f"<path d='M60 30 V{bottom} H{right}' fill='none' stroke='{INK}'/>"]
+    for share in (0.1, 0.2, 0.3):
+        y = bottom - 270 * share / high
+        body.append(f"<path d='M60 {y:.0f} H{right}' stroke='{PALE}'/>")
+        body.append(text(52, y + 4, f"{share:.0%}", 12, "text-anchor='end'"))
+    for lag in lags:
+        body.append(text(60 + 44 * lag, bottom + 18, str(lag), 12, "text-anchor='middle'"))
+    body.append(text(right, bottom + 38, "lag: how many steps ago", 12, "text-anchor='end'"))
+    body.append(text(60, 20, "share of the memory", 12))
+    for number, (name, (colour, weights)) in enumerate(kernels.items()):
+        points = [
+            (60 + 44 * j, bottom - 270 * w / high) for j, w in zip(lags, weights, strict=True)
+        ]
+        line = " ".join(f"{x},{y:.1f}" for x, y in points)
+        body.append(f"<polyline points='{line}' fill='none' stroke='{colour}' stroke-width='2'/>")
+        body += [f"<circle cx='{x}' cy='{y:.1f}' r='3' fill='{colour}'/>" for x, y in points]
+        body.append(f"<path d='M250 {48 + 24 * number} h24' stroke='{colour}' stroke-width='3'/>")
+        body.append(text(282, 52 + 24 * number, name, 13))
+    return picture(
+        350, "Weights of a memory by lag: a power falls slower than an exponential", body
+    )
 
 
 def draw_rooms() -> str:
@@ -200,6 +299,6 @@ def draw_step() -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "idea.svg").write_text(draw_idea())
-    (ROOT / "docs" / "rooms.svg").write_text(draw_rooms())
-    (ROOT / "docs" / "step.svg").write_text(draw_step())
+    for draw in (draw_idea, draw_flows, draw_kernels, draw_rooms, draw_step):
+        name = draw.__name__.removeprefix("draw_")
+        (ROOT / "docs" / f"{name}.svg").write_text(draw())

@@ -32,6 +32,8 @@ from vestige.sampling.loader import Batch
 
 pytestmark = pytest.mark.slow
 BOUND = 1e-3
+# A refusal ends with what to do.
+REMEDY = r"\. (Use|Move|Keep|Call|Take|Pass) |: (use|call) |\((call|use) "
 
 
 def outputs_of(out: Any) -> Tensor:
@@ -58,6 +60,7 @@ def verdict(model: nn.Module, inputs: Inputs, rows: int = ROWS, training: bool =
         cotangent = torch.randn_like(out)
         (out * cotangent).sum().backward()
     except VestigeError as error:
+        assert re.search(REMEDY, str(error)), error
         return f"refused: {error}"
     finally:
         watch.detach()
@@ -209,7 +212,8 @@ TIMM: dict[str, dict[str, Any]] = {
 TIMM_REFUSED = {
     "xcit_nano_12_p16_224": "pos_embed",  # a convolution of positions, shared by all rows
     "tnt_s_patch16_224": "pixel_embed",  # its outputs have patches in front, as many as rows
-    "gcvit_xxtiny": "output changes",  # global queries go to windows of other rows
+    # Global queries went to the windows of other rows before timm 1.0.31, which is exact.
+    "gcvit_xxtiny": "output changes|^works$",
 }
 
 
@@ -238,5 +242,4 @@ def test_a_timm_family_is_exact_or_refused(name):
     model, inputs = timm_model(name)
     said = verdict(model, inputs, rows=3, training=name in IN_TRAINING)
     print(f"{name}: {said}")
-    assert said.startswith("refused") == (name in TIMM_REFUSED), said
-    assert re.search(TIMM_REFUSED.get(name, "works"), said)
+    assert re.search(TIMM_REFUSED.get(name, "^works"), said), said

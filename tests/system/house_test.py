@@ -22,7 +22,6 @@ WITHOUT_MIRROR = {
     "audit/plot_files.py",
     "audit/result.py",
     "audit/verify/loading.py",
-    "cli/render.py",
     "cli/report.py",
     "engine/build.py",
     "engine/forecast.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.py"))
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "__init__.py")
 
 
 def test_every_page_has_a_place_in_the_navigation() -> None:
@@ -26,10 +28,17 @@ def test_a_tutorial_says_how_far_its_guarantee_goes(path: Path) -> None:
     assert "**How far this" in path.read_text()
 
 
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_says_how_far_its_guarantee_goes(path: Path) -> None:
+    assert "\nGuarantee: " in (ast.get_docstring(ast.parse(path.read_text())) or "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs_in_its_full_form(path: Path, tmp_path: Path) -> None:
     """`make docs` runs the quick form."""
+    if path.stem == "lora":
+        pytest.importorskip("peft", reason="needs the extra: pip install -e '.[hf]'")
     environment = {**os.environ, "MPLBACKEND": "agg"}
     environment.pop("TUTORIAL_EPOCHS", None)
     done = subprocess.run(

@@ -8,6 +8,7 @@ import typer
 from pydantic import Field
 from rich.console import Console
 
+from vestige.checks import printable
 from vestige.cli import INTERRUPTED
 from vestige.cli.options import Form, Json, options_of
 from vestige.cli.render import print_json, wide_console
@@ -79,7 +80,7 @@ def compare(
     else:
         console = wide_console()
         console.print(comparison_report.table(report).rich())
-        for sentence in comparison_report.words(report):
+        for sentence in comparison_report.words(report, printable(str(out or "OUT"))):
             console.print(sentence, markup=False)
     if out is not None:
         for path in comparison_report.write(report, out):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from vestige.checks import printable
 from vestige.cli.options import Json, OwnModel, Run
 from vestige.cli.render import print_json
 from vestige.files import write_whole
@@ -31,7 +33,11 @@ def predict(
     """One line for each record: the prediction, and the probability of each class."""
     from vestige.train.saved_model import load
 
-    found = load(run, model).predict(data)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        found = load(run, model).predict(data)
+    for note in (note for note in notes if note.category is UserWarning):
+        typer.echo(f"vestige: {printable(str(note.message))}", err=True)
     if as_json and out is None:
         print_json({"predictions": found})
         return
@@ -49,10 +55,11 @@ def _csv(found: list[dict[str, Any]]) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     for number, one in enumerate(found):
         said, chances = one["prediction"], one.get("probabilities", {})
+        cells = {"file": one["file"]} if "file" in one else {}
         if isinstance(said, dict):  # regression: one column for each target
-            cells = {name: f"{value:.6g}" for name, value in said.items()}
+            cells |= {name: f"{value:.6g}" for name, value in said.items()}
         else:
-            cells = {"prediction": " ".join(said) if isinstance(said, list) else said}
+            cells |= {"prediction": " ".join(said) if isinstance(said, list) else said}
         cells |= {f"p({name})": f"{chance:.4f}" for name, chance in chances.items()}
         if not number:
             writer.writerow(cells)

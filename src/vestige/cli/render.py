@@ -10,20 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.progress import Progress as Bar
+from rich.progress import TextColumn
 from rich.table import Table
 
 from vestige.checks import printable, round_up
 from vestige.cli import INTERRUPTED
 from vestige.errors import ConfigError
 from vestige.files import write_whole
+from vestige.lab.progress import WIDE, bar_columns
 from vestige.statement.escaping import in_terminal
 from vestige.statement.model import HTML_FILE
 
@@ -37,14 +32,11 @@ class Display:
     def __init__(self, quiet: bool) -> None:
         console = Console(stderr=True)
         self._lines = not console.is_terminal and not quiet
+        self._wide = console.width >= WIDE
+        bar, counts, time = bar_columns(console.width)
         self._bar = Bar(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            *(bar, counts, TextColumn("{task.fields[figures]}"), time),
             console=console,
             disable=not console.is_terminal,
         )
@@ -70,16 +62,19 @@ class Display:
         metrics = progress.metrics
         if metrics is None:
             return
-        figures = f"{_epsilon(metrics['epsilon'])}  loss {_loss(metrics['test_loss'])}  "
+        # On a narrow terminal the loss has no room, and on none the training loss; lines have all.
+        roomy = self._wide or self._lines
+        loss = f"loss {_loss(metrics['test_loss'])}  " if roomy else ""
+        figures = f"{_epsilon(metrics['epsilon'])}  {loss}"
         if metrics["test_accuracy"] is None:
             figures += f"mean error {_loss(metrics.get('test_mae'))}"
         else:
             figures += f"accuracy {metrics['test_accuracy']:.1%}"
-        if "train_loss_outside_guarantee" in metrics:
-            loss = _loss(metrics["train_loss_outside_guarantee"])
-            figures += f"  train loss {loss} (outside the guarantee)"
         self._bar.update(self._task, figures=figures)
         if self._lines:
+            if "train_loss_outside_guarantee" in metrics:
+                loss = _loss(metrics["train_loss_outside_guarantee"])
+                figures += f"  train loss {loss} (outside the guarantee)"
             epoch = f"epoch {metrics['epoch']}/{progress.epochs}"
             typer.echo(f"{epoch}  step {progress.step}/{progress.steps}  {figures}", err=True)
 
@@ -136,7 +131,10 @@ def print_result(result: Mapping[str, Any]) -> None:
         noisy = result["held_out_release"]
         name = "mae" if "mae" in noisy else "accuracy"
         cost = f"epsilon {round_up(noisy['epsilon'])} of the held-out records"
-        told.append((f"noisy {name}", f"{noisy[name]:.4g}  may be published ({cost})"))
+        figure = f"{noisy[name]:.4g}"
+        if "standard_error" in noisy:  # a search's figure is the best of many
+            figure += f" ± {noisy['standard_error']:.2g}"
+        told.append((f"noisy {name}", f"{figure}  may be published ({cost})"))
     if result.get("averaged_accuracy") is not None:
         told.append(("averaged", f"{result['averaged_accuracy']:.2%}  with averaged weights"))
     if "train_loss_outside_guarantee" in result:

@@ -20,7 +20,9 @@ _CLIP_MOVES = (
     "make_private(clipping='quantile')."
 )
 _ONE_PROCESS = "the engine adds up what ranks have itself, once, before the noise: docs/scaling.md"
-_WRAPPERS = (("", ""), ("", "FastGradientClipping"), ("Abstract", ""))
+_FAST = "FastGradientClipping"
+_WRAPPERS = (("", ""), ("", _FAST), ("", f"{_FAST}TP"), ("Abstract", ""))
+_OPTIMIZERS = ("DPOptimizer", "DistributedDPOptimizer", f"DPOptimizer{_FAST}")
 _LOTS = "lots are drawn by the engine, from its secret key, at the rate that it charges"
 
 REASONS = {
@@ -36,12 +38,16 @@ REASONS = {
     "register_module_fixer": f"{_ANY_LAYER}. Change the model before ModuleValidator.fix.",
     "make_functional": f"{_NO_ROWS}. Call loss.backward() and leave grad_sample_mode='no_op' out.",
     "no_op": f"{_NO_ROWS}. Leave grad_sample_mode='no_op' out and call loss.backward().",
-    "sharded": f"{_ONE_PROCESS}. Use grad_sample_mode='ghost' in one process.",
+    "sharded": f"{_ONE_PROCESS}. Use fully_shard(model) and make_private(sharded=True).",
     "wrong_mode": "the way to per-example gradients is chosen by the engine. Leave it out.",
-    "DPOptimizer": f"{_NO_ROWS}. Pass a torch.optim optimizer to make_private.",
+    **dict.fromkeys(
+        [*_OPTIMIZERS, f"FSDPOptimizer{_FAST}"],
+        f"{_NO_ROWS}. Pass a torch.optim optimizer to make_private.",
+    ),
     "DifferentiallyPrivateDistributedDataParallel": f"{_ONE_PROCESS}. Pass the module inside it.",
     "UniformWithReplacementSampler": f"{_LOTS}. Give the DataLoader a batch_size and no sampler.",
     "DistributedUniformWithReplacementSampler": f"{_LOTS}, in one process. Give a batch_size.",
+    "wrap_data_loader": f"{_LOTS}. Use `with BatchMemoryManager(...) as loader`.",
     "distributed": f"{_ONE_PROCESS}. Leave distributed=True out.",
     "accountant.step": (
         "the ledger is charged at the door, before each draw, so that a call by hand would count a "
@@ -83,6 +89,13 @@ def refused(name: str, shown: str = "") -> type[Any]:
         refuse(name, shown)
 
     return type(name, (), {"__init__": stop, "__doc__": f"Refused: {REASONS[name]}"})
+
+
+def absent(module: str, instead: str) -> NoReturn:
+    """Refuse to import a module of Opacus whose names have no counterpart."""
+    raise ImportError(
+        f"Opacus' {module} has no counterpart: {instead}. docs/from-opacus.md has the names."
+    )
 
 
 class _GradSample:

@@ -7,6 +7,7 @@ from vestige.engine.run import Run
 from vestige.methods import METHODS
 from vestige.plan import ADJACENCY
 
+SIZE = "dataset_size=..."
 REPEATABLE = "repeatable noise: not private towards anyone who knows the seed"
 REPEATABLE_BEFORE = (
     "another run on the ledger was in test mode: what all of them released is not private towards "
@@ -46,7 +47,7 @@ def caveats(run: Run, adjacency: str, inherited: int, things: Things) -> list[st
     if not plan.size_declared:
         sentences.append(
             f"the number of {plan.counted}, {plan.dataset_size}, is treated as public (it was not "
-            "declared as dataset_size=..., on the command line --dataset-size)"
+            f"declared as {SIZE})"
         )
     return sentences + run.declared + run.losses.caveats + _lineage(run, inherited, things)
 

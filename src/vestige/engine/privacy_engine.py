@@ -47,6 +47,7 @@ from vestige.sampling.loader import PrivateLoader, unwrapped
 from vestige.sampling.streams import Randomness, key_of
 from vestige.updates.averaging import Averaging
 
+_USUAL_DELTA = 1e-5  # what is shown where nobody has named a delta
 _NAMES = tuple(field.name for field in fields(Request))
 
 
@@ -501,7 +502,10 @@ class PrivacyEngine(Shown):
         planned = "" if self.plan.steps is None else f" of {self.plan.steps} planned"
         facts: dict[str, object] = {"releases": f"{self.released}{planned}"}
         if whole and self._delta is None:
-            facts["epsilon so far"] = "engine.get_epsilon(delta)"
+            spent = round_up(self.get_epsilon(_USUAL_DELTA))
+            facts["epsilon so far"] = (
+                f"{spent} at delta {_USUAL_DELTA:g}; engine.get_epsilon(DELTA)"
+            )
         elif whole and self._delta:
             spent = round_up(self.get_epsilon(self._delta))
             facts["epsilon so far"] = f"{spent} at delta {self._delta:g}"

@@ -45,7 +45,15 @@ class Clip:
             max_grad_norm = float(max_grad_norm)  # also a zero-dimensional tensor or array
             _check_bound(max_grad_norm)
             return cls((max_grad_norm / math.sqrt(count),) * count, stability)
-        bounds = tuple(float(c) for c in max_grad_norm)
+        try:
+            bounds = tuple(float(c) for c in max_grad_norm)
+        except (TypeError, ValueError):
+            bounds = ()
+        if not bounds or isinstance(max_grad_norm, str):
+            raise ConfigError(
+                f"max_grad_norm={max_grad_norm!r} must be a positive number, which bounds what one "
+                "example can change, or one such number for each clipping group: 1.0 is usual."
+            )
         if len(bounds) != count:
             raise ConfigError(
                 f"max_grad_norm has {len(bounds)} values for {count} groups. A group is a layer "

@@ -163,3 +163,5 @@ def _choices(trainer: Any) -> Iterator[str]:
             yield "training stops early"
         if isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
             yield "the best checkpoint is kept"
+    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        yield "the learning rate follows a plateau"

@@ -29,7 +29,7 @@ def table(report: dict[str, Any]) -> Table:
                 f"{noise:.3g}" if isinstance(noise, int | float) else "varies",
                 round_up(line["epsilon"]),
                 f"{accuracy['mean']:.3f}",
-                "" if low is None else f"{low:.3f} to {accuracy['high']:.3f}",
+                "" if low is None else f"{max(low, 0):.3f} to {min(accuracy['high'], 1):.3f}",
                 f"{test['difference']:+.3f}" if test else "",
                 *("" if p is None else f"{p:.2g}" for p in chances),
             ]
@@ -66,8 +66,8 @@ def write(report: dict[str, Any], folder: Path) -> list[Path]:
     return [folder / name for name in contents]
 
 
-def words(report: dict[str, Any]) -> Sequence[str]:
-    """What a reader of the table must know, in sentences."""
+def words(report: dict[str, Any], folder: str = "OUT") -> Sequence[str]:
+    """What a reader of the table must know, in sentences; `folder` has the runs that are kept."""
     runs, delta = report["study_runs"], report["delta"]
     said = []
     if report["study_epsilon"] is None:
@@ -91,9 +91,10 @@ def words(report: dict[str, Any]) -> Sequence[str]:
             "no run trained on; the guarantee does not cover them."
         )
     if any(run["folder"] for run in report["runs"]):
+        first = f"{folder}/{report['runs'][0]['folder']}"
         said.append(
             f"The folder of each run, with its model and its statement, is in {RUNS}: "
-            f"vestige.load('OUT/{report['runs'][0]['folder']}')."
+            f"vestige.load({first!r})."
         )
     said.append("Accuracies are exact figures of held-out records, which no guarantee covers.")
     said.append(

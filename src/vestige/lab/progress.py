@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+# From this width on a bar has room for the elapsed time beside what is left.
+WIDE = 120
 
 
 class Display:
@@ -47,15 +53,12 @@ class Bar(Display):
         from rich import progress
         from rich.console import Console
 
+        console = Console(stderr=True)
         self._bar = progress.Progress(
             progress.TextColumn("rows"),
-            progress.BarColumn(bar_width=24),
-            progress.MofNCompleteColumn(),
-            progress.TimeElapsedColumn(),
-            progress.TextColumn("left"),
-            progress.TimeRemainingColumn(),
+            *bar_columns(console.width),
             progress.TextColumn("{task.description}", markup=False),
-            console=Console(stderr=True),
+            console=console,
         )
         self._task: Any = None
 
@@ -75,6 +78,33 @@ class Bar(Display):
     def end(self) -> None:
         """At the end, in whatever way it came."""
         self._bar.stop()
+
+
+def bar_columns(width: int) -> tuple[ProgressColumn, ...]:
+    """The bar, how much is done, and the time, for a terminal of that width.
+
+    What is left is shown once it can be told; until then, and where there is room, what has passed.
+    """
+    from rich import progress
+    from rich.text import Text
+
+    class Time(progress.ProgressColumn):
+        def render(self, task: progress.Task) -> Text:
+            passed = task.finished_time if task.finished else task.elapsed
+            left = None if task.finished else task.time_remaining
+            parts = [] if left is None else [f"{clock(left)} left"]
+            if left is None or width >= WIDE:
+                parts.insert(0, f"{clock(passed or 0)} passed")
+            return Text(", ".join(parts), style="progress.elapsed")
+
+    bar = progress.BarColumn(bar_width=24 if width >= WIDE else 8)
+    return bar, progress.MofNCompleteColumn(), Time()
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def best_display(quiet: bool = False) -> Display:

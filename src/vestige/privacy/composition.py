@@ -248,18 +248,17 @@ def _losses_of_one(sample_rate: float, sigma: float, interval: float) -> Any:
 def group_epsilon(events: tuple[Event, ...], records: int, delta: float) -> float:
     """Epsilon of adding or removing so many records at once, for Poisson lots of single records.
 
-    Each of k records is in a lot with probability q, independently of the others; those that are
-    in, i of them, move the sum by at most i bounds. So a release is dominated by a mixture of
-    Gaussians at 0, 1, ..., k with the weights of Binomial(k, q) against the one at 0, also when
-    releases are chosen adaptively (Choquette-Choo et al. 2023, arXiv:2310.15526). The larger of
-    both directions; infinity where the losses are not resolved, or where there are many different
-    events, each of which takes a quarter of a second.
+    Each of k records is in a lot with probability q by itself; i of them move the sum by at most i
+    bounds. So a release is dominated by a mixture of Gaussians at 0, ..., k with the weights of
+    Binomial(k, q) against the one at 0, also when releases are chosen adaptively (Choquette-Choo et
+    al. 2023, arXiv:2310.15526). The larger of both directions; 0 where nothing was released,
+    infinity where losses are not resolved or many events differ (each takes a quarter of a second).
     """
     import numpy as np
 
-    interval = _interval(events)
+    interval = _interval(events) if events else None
     if interval is None or len(events) > _MOST_IN_GROUPS or delta < SMALLEST_PLD_DELTA:
-        return math.inf
+        return math.inf if events else 0.0
     # An eighth of a loss's standard deviation, and few enough points: each is solved for.
     reach = max(records * 8 / s + (records / s) ** 2 / 2 for s, _ in map(_self_composed, events))
     interval = max(8 * records * interval, reach / 1e4)
@@ -271,7 +270,7 @@ def group_epsilon(events: tuple[Event, ...], records: int, delta: float) -> floa
             one = _losses_of_several(event.sample_rate, sigma, records, interval, truncated)
             run = _power(one, count)
             total = run if total is None else total.compose(run)
-    bound = math.inf if total is None else epsilon_of(total, delta)
+    bound = epsilon_of(total, delta)
     return bound if bound <= LARGEST_PLD_EPSILON else math.inf
 
 

@@ -44,8 +44,7 @@ def _remedy(y: NDArray[Any]) -> str:
         return "for several labels or targets give --task multi-label or --task regression"
     if y.dtype.kind == "f":
         return (
-            "for numbers give --task regression and y of shape (examples, 1); class numbers are "
-            "converted with y.astype('int64')"
+            "for numbers give --task regression; class numbers are converted with y.astype('int64')"
         )
     return "give one class number for each example"
 
@@ -53,10 +52,13 @@ def _remedy(y: NDArray[Any]) -> str:
 def columns(arrays: Arrays, split: str, task: str) -> Tensor:
     """The columns of multi-label (zeros and ones) or of regression (numbers from -1 to 1)."""
     y = arrays[f"y_{split}"]
+    if y.ndim == 1 and task == "regression":
+        y = y[:, None]
     if y.ndim != 2 or not y.size or y.dtype.kind not in "iubf":
+        one = "; of one column make y.reshape(-1, 1)" if y.ndim == 1 else ""
         raise ConfigError(
             f"y_{split} is {y.dtype} of shape {y.shape}; {task} needs numbers of shape (examples, "
-            "columns), with at least one of each."
+            f"columns), with at least one of each{one}."
         )
     values = y.astype(np.float32)
     if task == "multi-label" and not np.isin(values, (0, 1)).all():

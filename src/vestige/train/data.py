@@ -254,26 +254,23 @@ def _known_arrays(
 ) -> Arrays:
     if name == "digits":
         return _split_digits(seed)
-    folders = []
-    if data_dir is not None:
-        folders.append(Path(data_dir))
-        if not _holds(folders[0].is_dir):
+    named = {"data_dir": data_dir, "VESTIGE_DATA": os.environ.get("VESTIGE_DATA") or None}
+    folders = {option: Path(folder) for option, folder in named.items() if folder is not None}
+    for option, folder in folders.items():
+        if not _holds(folder.is_dir):
             raise ConfigError(
-                f"data_dir is {str(data_dir)!r}, which is no folder that can be read; it must be "
-                f"the folder that holds {name}.npz."
+                f"{option} is {str(folder)!r}, which is no folder that can be read; name the "
+                f"folder that holds {name}.npz, or leave it out."
             )
-    if os.environ.get("VESTIGE_DATA"):
-        folders.append(Path(os.environ["VESTIGE_DATA"]))
-        if not _holds(folders[-1].is_dir):
-            raise ConfigError(
-                f"VESTIGE_DATA is {str(folders[-1])!r}, which is no folder that can be read; name "
-                f"the folder that holds {name}.npz, or unset it."
-            )
-    for folder in folders:
+    for folder in folders.values():
         path = folder / f"{name}.npz"
         if _holds(path.is_file):
             return read_npz(path, entries)
-    return fetch(name, download)
+    try:
+        return fetch(name, download)
+    except ConfigError as error:
+        tried = [f"{o} is {str(f)!r}, which has no {name}.npz; " for o, f in folders.items()]
+        raise ConfigError(f"{''.join(tried)}{error}") from error
 
 
 def _first(

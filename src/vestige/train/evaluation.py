@@ -12,6 +12,7 @@ ledger is charged before the noise is drawn.
 
 from __future__ import annotations
 
+import math
 import secrets
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,16 @@ def door_of_held_out(noise: float, randomness: Randomness, ledger: Ledger) -> Do
     )
 
 
-def noisy_share(door: Door, hits: Tensor) -> float:
-    """The noisy mean of `hits`: one release through `door`, at the charge of a Gaussian."""
+def noisy_share(door: Door, hits: Tensor) -> tuple[float, float]:
+    """The noisy mean of `hits`, and the noisy number of them that it is a mean of.
+
+    One release through `door`, at the charge of a Gaussian.
+    """
     hits = hits.double().cpu().nan_to_num(0.0).clamp(0, 1)
     pair = torch.stack([hits.sum(), (1 - hits).sum()])
     right, wrong = door.release(ClippedSum(pair, (1.0,)), 1.0).values.tolist()
-    return float(min(max(right / max(right + wrong, 1.0), 0.0), 1.0))
+    count = max(right + wrong, 1.0)
+    return float(min(max(right / count, 0.0), 1.0)), float(count)
 
 
 def released_share(
@@ -78,12 +83,14 @@ def released_share(
         told["test_mode"] = randomness.repeatable
         door.account = file.account(door.run, told, block=1)
         ledger.keep_in(file)
-        share = noisy_share(door, hits)
+        share, count = noisy_share(door, hits)
         spent = accounting.epsilon(ledger.merged(), delta)
     finally:
         file.close()
     return {
         "share": share,
+        # Of the noise, to first order and from released numbers alone.
+        "standard_error": noise * math.hypot(share, 1 - share) / count,
         "epsilon": accounting.epsilon(door.own.events, delta),
         "epsilon_of_ledger": finite(spent),
         "delta": delta,

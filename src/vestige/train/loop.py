@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from vestige import methods
 from vestige.checks import finite
+from vestige.engine.caveats import SIZE
 from vestige.engine.ending import ending
 from vestige.engine.forecast import events_ahead, lots_until
 from vestige.errors import BudgetExhausted
@@ -339,7 +340,8 @@ class Session:
 
     def caveats(self) -> list[str]:
         """What a reader of the result must know."""
-        caveats = self.engine.caveats()
+        # Of a command the option, of a loop the argument.
+        caveats = [said.replace(SIZE, "--dataset-size") for said in self.engine.caveats()]
         if self.dataset.classes_inferred:
             caveats.append(
                 f"the number of classes, {self.dataset.classes}, was read off the labels and is "

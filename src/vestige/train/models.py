@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vestige.checks import is_whole
-from vestige.errors import ConfigError
+from vestige.engine.validation import check_model
+from vestige.errors import ConfigError, UnsupportedModel
 from vestige.train.recipes.features import (
     OnFeatures,
     probe,
@@ -114,9 +115,22 @@ def _factory(name: str, what: str = "model") -> Callable[..., nn.Module]:
             raise ConfigError(
                 f"{what} {name!r} returned a {type(made).__name__}: return a torch.nn.Module."
             )
+        if what == "model":
+            _check_own(name, made)
         return made
 
     return build
+
+
+def _check_own(name: str, made: nn.Module) -> None:
+    """Refuse somebody's own model where examples meet, with what its factory is to return."""
+    try:
+        check_model(made)
+    except UnsupportedModel as error:
+        why, _, remedy = str(error).partition(": ")
+        if "vestige.fix(model)" in remedy:
+            remedy = "let the factory return vestige.fix(net) in place of net."
+        raise UnsupportedModel(f"model {name!r}: {why}: {remedy}") from error
 
 
 def _check_size(name: str, shape: tuple[int, ...], classes: int) -> None:

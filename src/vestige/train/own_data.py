@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vestige.errors import ConfigError
 from vestige.train import table_data
 from vestige.train.dataset import Dataset
-from vestige.train.schema import FOLDER, Schema, draft, draft_images
+from vestige.train.schema import FOLDER, TABLES, Schema, draft, draft_images
 
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -72,8 +72,9 @@ Loaded = tuple[Callable[[NDArray[Any]], NDArray[Any]], NDArray[Any], NDArray[Any
 def _table(path: Path, schema: Schema) -> Loaded:
     """Inputs by their places, targets, which rows have one, and which are held out."""
     table = table_data.read_table(path)
-    x = table_data.encode(schema, table)
     y, known = table_data.targets(schema, table)
+    x = table_data.encode(schema, table, training=True)
+    known &= ~np.isnan(x).any(axis=1)
     held_out = table_data.in_held_out(table_data.row_bytes(table), schema.held_out)
     return x.__getitem__, y, known, held_out
 
@@ -121,12 +122,27 @@ def read_images(files: Iterable[Path], schema: Schema) -> NDArray[np.float32]:
 
 def encode_file(path: Path, schema: Schema) -> NDArray[np.float32]:
     """The inputs of a file to predict for: a table, an image, or a folder of them."""
-    if not schema.image:
-        return table_data.encode(schema, table_data.read_table(path))
+    if schema.image:
+        return read_images(images_at(path), schema)
     if path.is_dir():
-        direct = sorted(p for p in path.iterdir() if p.suffix.lower() in _IMAGES)
-        return read_images(direct or image_files(path), schema)
-    return read_images([path], schema)
+        raise ConfigError(
+            f"{str(path)!r} is a folder, and this model was trained on a table: give a CSV or "
+            f"parquet file with the columns {', '.join(schema.features)}."
+        )
+    return table_data.encode(schema, table_data.read_table(path))
+
+
+def images_at(path: Path) -> list[Path]:
+    """The image at a path, or those in a folder or in its folders, in the order of their names."""
+    if path.suffix.lower() in TABLES:
+        raise ConfigError(
+            f"{path} is a table, and this model was trained on images: give an image or a folder "
+            "of them."
+        )
+    if not path.is_dir():
+        return [path]
+    direct = sorted(p for p in path.iterdir() if p.suffix.lower() in _IMAGES)
+    return direct or image_files(path)
 
 
 def drafted(path: Path, target: Iterable[str], task: str) -> str:

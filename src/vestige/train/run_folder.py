@@ -283,6 +283,8 @@ class RunWriter:
         ledger = ledger_of_held_out(config.ledger or self._folder.own(LEDGER))
         about = {"name": Path(config.dataset).name, "part": "held-out"}
         found = released_share(right, epsilon, config.delta, ledger, about, config.noise_seed)
+        (none,), (whole,) = (from_hits(session.dataset, share).values() for share in (0.0, 1.0))
+        found["standard_error"] *= abs(whole - none)  # in the unit of the figure
         return from_hits(session.dataset, found.pop("share")) | found
 
     def _facts(self, result: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vestige.errors import ConfigError
 from vestige.train import models, table_data
 from vestige.train.dataset import Dataset
-from vestige.train.own_data import encode_file
+from vestige.train.own_data import encode_file, images_at
 from vestige.train.schema import restored
 
 MODEL_FILE, WEIGHTS_FILE, SAFE_FILE = "model.json", "model.pt", "model.safetensors"
@@ -100,7 +100,7 @@ class TrainedModel(nn.Module):
         return inputs(x, "x", self.facts["preprocessing"].get("white", 255)).numpy()
 
     def predict(self, records: Any) -> list[dict[str, Any]]:
-        """The prediction for each record, as plain types.
+        """The prediction for each record, as plain types; for image files with their names.
 
         Classification: the class and the probability of each. Multi-label: the probability of each
         label, and those above one half. Regression: each target in its own unit.
@@ -108,6 +108,16 @@ class TrainedModel(nn.Module):
         x = self.preprocess(records)
         with torch.no_grad():
             scores = torch.cat([self(part) for part in x.split(_ROWS_AT_ONCE)]).double()
+        found = self._told(scores)
+        if self.schema and self.schema.image:
+            path = Path(records)
+            base = path if path.is_dir() else path.parent
+            names = [file.relative_to(base).as_posix() for file in images_at(path)]
+            return [{"file": n, **one} for n, one in zip(names, found, strict=True)]
+        return found
+
+    def _told(self, scores: Tensor) -> list[dict[str, Any]]:
+        """What the scores of each record say."""
         if self.facts["task"] == "regression":
             bounds = torch.tensor(self.facts["ranges"] or [[-1.0, 1.0]] * scores.shape[1])
             low, high = bounds.double().unbind(1)

@@ -33,7 +33,7 @@ FOLDER = "folder"
 class Column(Options):
     """What one column can hold. Raises ConfigError for a bad value.
 
-    A number is clipped to `range` and scaled to -1 ... 1; what is no number becomes `missing`, by
+    A number is clipped to `range` and scaled to -1 ... 1; an empty cell becomes `missing`, by
     default the middle of the range. A category that is not among `categories` is "other".
     """
 
@@ -69,7 +69,7 @@ class Schema(Options):
     `image` the records are images of that shape (channels, height, width) in one folder for each
     class. `held_out` is the share of records that no run trains on. `frequencies` of the classes,
     where they are declared, weigh the loss. `unknown` says what happens to a record without a known
-    class: the run is refused, or the record is left out.
+    class, or with text for a number: the run is refused, or the record is left out.
     """
 
     task: Annotated[str, OneOf(TASKS)] = "classification"
@@ -237,7 +237,7 @@ HEAD = """\
 task = {task}  # {tasks}
 target = {target}
 held_out = 0.2  # share of records that no run trains on; keep it the same for all runs
-unknown = "refuse"  # records without a known class: "refuse" the run, or "drop" them
+unknown = "refuse"  # records without a known class or number: "refuse" the run, or "drop" them
 # frequencies = []  # DECLARE if the loss is to weigh classes: their public shares, never counts
 # The number of training records is published too. Where it is confidential, give a public one:
 # vestige train --dataset-size N
@@ -247,11 +247,15 @@ unknown = "refuse"  # records without a known class: "refuse" the run, or "drop"
 def draft(name: str, kinds: Mapping[str, str], target: Iterable[str], task: str) -> str:
     """The text of a schema to be completed. It holds names and kinds of columns, and no value."""
     wanted = list(target)
-    missing = [column for column in wanted if column not in kinds]
-    if missing or not wanted:
+    if not wanted:
         raise ConfigError(
-            f"target {', '.join(missing) or '(none)'} is no column of {name}: it has "
-            f"{', '.join(kinds)}."
+            f"no target is named: say what is to be predicted, --target COLUMN; {name} has the "
+            f"columns {', '.join(kinds)}."
+        )
+    missing = [column for column in wanted if column not in kinds]
+    if missing:
+        raise ConfigError(
+            f"target {', '.join(missing)} is no column of {name}: it has {', '.join(kinds)}."
         )
     parts = [
         HEAD.format(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,19 @@ def read_table(path: Path) -> dict[str, Sequence[Any]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} cannot be read ({error}): give a CSV file in UTF-8.") from error
     names = [name.strip() for name in names]
+    if not any(names):
+        raise ConfigError(
+            f"{path} is empty: its first line must name the columns, and each line after it is a "
+            "record."
+        )
     if not all(names) or len(set(names)) < len(names):
         raise ConfigError(
             f"the first line of {path} must name every column once: it has an empty name or one "
             "twice."
         )
     rows = [row for row in rows if row]
+    if not rows:
+        raise ConfigError(f"{path} has a line of names and no record: check that it is complete.")
     for number, row in enumerate(rows, start=2):
         if len(row) != len(names):
             raise ConfigError(
@@ -61,6 +69,8 @@ def _read_parquet(path: Path) -> dict[str, Sequence[Any]]:
         ) from error
     try:
         columns: dict[str, Sequence[Any]] = parquet.read_table(path).to_pydict()
+        if not any(columns.values()):
+            raise ConfigError(f"{path} has no record: check that it is complete.")
         return columns
     except ArrowException as error:
         raise ConfigError(f"{path} cannot be read ({error}): give a parquet file.") from error
@@ -69,15 +79,52 @@ def _read_parquet(path: Path) -> dict[str, Sequence[Any]]:
 def kinds(table: Table) -> dict[str, str]:
     """Which columns hold numbers and which categories, for a draft that a person checks."""
     return {
-        name: "number" if all(_number(v) is not None or _empty(v) for v in values) else "category"
+        name: "number"
+        if all(_number(v) is not None or is_missing(v) for v in values)
+        else "category"
         for name, values in table.items()
     }
 
 
-def encode(schema: Schema, table: Table) -> NDArray[np.float32]:
-    """The inputs of a model: one number for a number, one for each category and one for others."""
-    parts = [_encoded(schema.columns[name], _values(table, name)) for name in schema.features]
+def encode(schema: Schema, table: Table, training: bool = False) -> NDArray[np.float32]:
+    """The inputs of a model: one number for a number, one for each category and one for others.
+
+    A filled cell of a number that cannot be read as one is refused, as are, in training, categories
+    of which no record has any. Where the schema drops records, such rows hold NaN in training.
+    """
+    dropped = training and schema.unknown == "drop"
+    parts = []
+    for name in schema.features:
+        column, values = schema.columns[name], _values(table, name)
+        part = _encoded(column, values)
+        if column.kind == "number" and not dropped and np.isnan(part).any():
+            more = ', or leave such records out with unknown = "drop"' if training else ""
+            place = int(np.isnan(part[:, 0]).argmax())
+            raise ConfigError(
+                f"the {name} of record {place + 1} is no number: write "
+                "numbers with a decimal point and without a unit, and nothing where one is "
+                f"missing; or declare {name} as a category{more}."
+            )
+        if column.kind == "category":
+            _check_categories(name, column, values, part, training)
+        parts.append(part)
     return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def _check_categories(
+    name: str, column: Column, values: Sequence[Any], part: NDArray[np.float64], training: bool
+) -> None:
+    """Say that no record has a declared category, unless their cells are all empty."""
+    if part[:, :-1].any() or all(map(is_missing, values)):
+        return
+    what = f"no record has one of the declared categories of {name}"
+    if training:
+        raise ConfigError(
+            f"{what}, and all would count as other: write its categories ("
+            f"{', '.join(column.categories)}) as the file does, with the same case and spaces, or "
+            "remove the column from the schema."
+        )
+    warnings.warn(f"{what}: all count as other.", stacklevel=4)
 
 
 def width(schema: Schema) -> int:
@@ -159,9 +206,11 @@ def _encoded(column: Column, values: Sequence[Any]) -> NDArray[np.float64]:
 
 
 def _scaled(column: Column, value: Any) -> float:
-    """A value clipped to the declared range and scaled to -1 ... 1; 0 is the middle."""
+    """A value clipped to the declared range and scaled to -1 ... 1; NaN for other text."""
     low, high = column.range
     number = _number(value)
+    if number is None and not is_missing(value):
+        return math.nan
     if number is None:
         number = (low + high) / 2 if column.missing is None else column.missing
     return 2 * (min(max(number, low), high) - low) / (high - low) - 1
@@ -174,10 +223,6 @@ def _number(value: Any) -> float | None:
     except (TypeError, ValueError):
         return None
     return number if math.isfinite(number) else None
-
-
-def _empty(value: Any) -> bool:
-    return value is None or not str(value).strip()
 
 
 def _text(value: Any) -> str:

@@ -55,6 +55,7 @@ def test_a_comparison_keeps_its_report_its_page_and_its_ledger() -> None:
     assert max(map(len, lines)) <= 80
     table = [line for line in lines if line.startswith(("method", "dp-sgd", "fo"))]
     assert len(table) == 3  # nothing is folded
+    assert "vestige.load('study/runs/" in plain(shown.stdout)
     report = json.loads(Path("study/comparison.json").read_text())
     content = ledger_file.read(Path("study/ledger.jsonl"))
     assert sum(event.count for event in content.events) == 4 * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,15 @@ def test_from_a_table_to_predictions() -> None:
     result = run(f"{TRAIN} --target ill --evaluate-epsilon 2 --dataset-size 60")
     assert result.exit_code == 0, result.output
     text = plain(result.stdout)
-    assert "(exact, not for publication)" in text and "may be published" in text
+    assert "(exact, not for publication)" in text
+    assert re.search(r"noisy accuracy [\d.]+ ± [\d.]+ may be published", text)
     names = {path.name for path in Path("run").iterdir()}
     assert {"model.pt", "model.json", "report.html", "statement.html", "statement.md"} <= names
     assert 'href="statement.html"' in Path("run/report.html").read_text()
     stated = json.loads(Path("run/statement.json").read_text())
     assert (stated["sampler"]["records"], stated["sampler"]["records_declared"]) == (60, True)
     told = json.loads(Path("run/result.json").read_text())
+    assert "a standard error of" in Path("run/statement.md").read_text()
     assert told["held_out_release"]["accuracy"] == stated["run"]["held_out_release"]["accuracy"]
     assert "held_out_release" in Path("run/statement.json").read_text()
     # The exact figures stay out of what is signed.
@@ -42,6 +45,20 @@ def test_from_a_table_to_predictions() -> None:
     assert run_json("predict run t.csv")["predictions"][0]["prediction"] == lines[0]["prediction"]
     assert "wrote out.csv: 80 predictions" in run("predict run t.csv --out out.csv").stdout
     assert Path("out.csv").read_text() == predicted.stdout
+
+
+def test_a_file_that_is_written_otherwise_than_the_training_data_is_noticed() -> None:
+    write_table(Path("t.csv"))
+    assert run(TRAIN).exit_code == 0
+    new = rows(3)
+    write_table(Path("shouted.csv"), [record | {"town": record["town"].upper()} for record in new])
+    said = run("predict run shouted.csv")
+    assert (said.exit_code, len(said.stdout.splitlines())) == (0, 4)
+    assert plain(said.stderr) == (
+        "vestige: no record has one of the declared categories of town: all count as other."
+    )
+    write_table(Path("unit.csv"), [record | {"age": "52 years"} for record in new])
+    check_refused(run("predict run unit.csv"), "the age of record 1 is no number")
 
 
 def test_regression_shows_its_error_and_predicts_in_its_own_unit() -> None:
@@ -85,6 +102,27 @@ def test_the_page_has_the_command_for_a_run_with_these_settings() -> None:
     page = Path("run/report.html").read_text()
     assert "--target tall --schema other.toml" in page
     assert str(Path.cwd()) not in page
+
+
+def test_a_model_of_tables_and_one_of_images_say_which_they_are(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    write_table(Path("t.csv"))
+    assert run(TRAIN).exit_code == 0
+    for kind in ("cat", "dog"):
+        Path("pets", kind).mkdir(parents=True)
+        for shade in range(20):
+            image.new("RGB", (4, 4), (shade, 9, 9)).save(Path("pets", kind, f"{shade}.png"))
+    words = "'pets' is a folder, and this model was trained on a table: give a CSV or parquet file"
+    check_refused(run("predict run pets"), words)
+
+    assert run("schema pets").exit_code == 0
+    schema = Path("pets.schema.toml")
+    schema.write_text(schema.read_text().replace("image = []", "image = [3, 4, 4]"))
+    assert run(f"{TRAIN.replace('t.csv', 'pets')} --out shots").exit_code == 0
+    check_refused(run("predict shots t.csv"), "is a table, and this model was trained on images")
+    lines = list(csv.DictReader(run("predict shots pets").stdout.splitlines()))
+    assert len(lines) == 40 and lines[0]["file"] == "cat/0.png"
+    assert run_json("predict shots pets/dog/3.png")["predictions"][0]["file"] == "3.png"
 
 
 def test_a_folder_that_is_no_run_is_one_line() -> None:

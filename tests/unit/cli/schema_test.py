@@ -28,7 +28,9 @@ def test_a_draft_is_written_and_what_is_to_declare_is_said() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("t.csv", "target (none) is no column of t.csv: it has age, town"),
+        ("t.csv", "no target is named: say what is to be predicted, --target COLUMN; t.csv has "),
+        ("empty.csv --target x", "empty.csv is empty: its first line must name the columns"),
+        ("names.csv --target a", "names.csv has a line of names and no record"),
         ("t.csv --target il", "target il is no column"),
         ("none.csv --target x", "is no CSV or parquet file and no folder"),
         ("t.csv --target ill --task rank", "task 'rank' is unknown"),
@@ -37,5 +39,7 @@ def test_a_draft_is_written_and_what_is_to_declare_is_said() -> None:
 def test_a_bad_request_is_one_line(arguments: str, message: str) -> None:
     write_table(Path("t.csv"))
     Path("t.schema.toml").unlink()
+    Path("empty.csv").write_text("")
+    Path("names.csv").write_text("a,b\n")
     check_refused(run(f"schema {arguments}"), message)
     assert not Path("t.schema.toml").exists()

@@ -26,6 +26,7 @@ NAMES = [
             "AbstractGradSampleModule",
             "GradSampleModule",
             "GradSampleModuleFastGradientClipping",
+            "GradSampleModuleFastGradientClippingTP",
             "register_grad_sampler",
             "register_norm_sampler",
             "functorch.make_functional",
@@ -33,9 +34,13 @@ NAMES = [
     ),
     "GradSampleModule",
     "optimizers.DPOptimizer",
+    "optimizers.DPOptimizerFastGradientClipping",
+    "optimizers.DistributedDPOptimizer",
+    "optimizers.FSDPOptimizerFastGradientClipping",
     "optimizers.optimizer.DPOptimizer",
     "utils.uniform_sampler.UniformWithReplacementSampler",
     "utils.uniform_sampler.DistributedUniformWithReplacementSampler",
+    "utils.batch_memory_manager.wrap_data_loader",
     "validators.register_module_fixer",
     "validators.register_module_validator",
 ]
@@ -68,6 +73,41 @@ assert vestige.accountants.RDPAccountant and vestige.optimizers.DPOptimizer
 assert vestige.GradSampleModule is vestige.grad_sample.GradSampleModule
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "home"),
+    [
+        ("accountants.accountant", "IAccountant", "accountants"),
+        ("accountants.gdp", "GaussianAccountant", "accountants"),
+        ("accountants.prv", "PRVAccountant", "accountants"),
+        ("accountants.rdp", "RDPAccountant", "accountants"),
+        ("grad_sample.grad_sample_module", "GradSampleModule", "grad_sample"),
+        ("grad_sample.utils", "register_grad_sampler", "grad_sample"),
+        ("layers.dp_multihead_attention", "DPMultiheadAttention", "layers"),
+        ("schedulers.grad_clip_scheduler", "StepGradClip", "schedulers"),
+        ("schedulers.noise_scheduler", "ExponentialNoise", "schedulers"),
+        ("validators.utils", "register_module_fixer", "validators"),
+    ],
+)
+def test_a_name_is_the_same_wherever_opacus_has_it(module, name, home):
+    found, kept = (importlib.import_module(f"vestige.{place}") for place in (module, home))
+    assert getattr(found, name) is getattr(kept, name)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "accountants.analysis.rdp",
+        "dp_model_inspector",
+        "utils.fast_gradient_clipping_utils",
+        "utils.fsdp_utils",
+        "utils.module_utils",
+    ],
+)
+def test_a_module_without_a_counterpart_says_what_to_do(module):
+    with pytest.raises(ImportError, match=r"has no counterpart: .*\. docs/from-opacus\.md"):
+        importlib.import_module(f"vestige.{module}")
 
 
 def test_every_import_name_is_a_few_lines():

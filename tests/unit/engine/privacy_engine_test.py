@@ -491,6 +491,9 @@ def test_an_engine_shows_what_it_has_spent_and_what_to_know():
     assert f">{round_up(engine.get_epsilon(1e-4))} at delta 0.0001<" in page
     for note in engine.caveats():
         assert html.escape(note) in page
+    nameless = private(steps=9)[0]
+    shown = f">{round_up(nameless.get_epsilon(1e-5))} at delta 1e-05; engine.get_epsilon(DELTA)<"
+    assert shown in nameless._repr_html_()
     assert "epsilon" not in repr(engine)  # a debugger asks for it often, and it takes long
     assert repr(loader).startswith(f"PrivateLoader: lots of an epoch {len(loader)}; batches ")
     assert "releases 9 planned" in repr(engine.plan)

@@ -91,6 +91,12 @@ def test_an_example_without_a_gradient_contributes_nothing(stability):
     assert torch.allclose(found, without)
 
 
+@pytest.mark.parametrize("wrong", [None, "5", "none", [], ["a"]])
+def test_a_bound_that_is_no_number_is_refused_by_name(wrong):
+    with pytest.raises(ConfigError, match=r"max_grad_norm=.* must be a positive number, which"):
+        private("flat", max_grad_norm=wrong)
+
+
 def private(clipping, method="dp-sgd", **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()

@@ -198,6 +198,22 @@ def test_validation_is_untouched_and_choosing_by_it_is_a_caveat(tmp_path):
         assert any(said in caveat for caveat in watch.engine.caveats())
 
 
+def test_a_rate_that_follows_a_plateau_is_a_caveat(tmp_path):
+    class Waits(Module):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"},
+            }
+
+    watch = Watch()
+    trainer = trainer_of(tmp_path, watch, max_epochs=1)
+    trainer.fit(Waits(), DataLoader(data(), batch_size=6), DataLoader(data(8), batch_size=8))
+    assert any("follows a plateau" in caveat for caveat in watch.engine.caveats())
+
+
 def test_a_parameter_without_a_part_in_the_first_release_stops_the_run(tmp_path):
     module = Module()
     module.net.idle = nn.Identity()

@@ -44,7 +44,16 @@ def test_where_the_models_are_is_said_where_they_are_kept() -> None:
     kept = report(runs=[{"folder": "runs/dp-sgd-final-seed-0"}])
     said = " ".join(comparison_report.words(kept))
     assert "vestige.load('OUT/runs/dp-sgd-final-seed-0')" in said
+    named = " ".join(comparison_report.words(kept, "my study"))
+    assert "vestige.load('my study/runs/dp-sgd-final-seed-0')" in named
     assert "vestige.load" not in " ".join(comparison_report.words(report()))
+
+
+def test_an_interval_of_accuracies_stays_within_0_and_1() -> None:
+    made = report()
+    made["methods"][0]["accuracy"] |= {"mean": 0.97, "low": -0.02, "high": 1.04}
+    (line,) = comparison_report.table(made).lines
+    assert line[5] == "0.000 to 1.000"
 
 
 @pytest.mark.usefixtures("empty_folder")

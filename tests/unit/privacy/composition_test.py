@@ -478,6 +478,10 @@ def test_more_records_and_events_cost_more():
     assert composition.group_epsilon((one, two), 3, 1e-5) > alone[-1]
 
 
+def test_nothing_released_costs_no_group_anything():
+    assert composition.group_epsilon((), 5, 1e-5) == 0.0
+
+
 def test_what_would_take_long_or_is_not_resolved_has_no_figure():
     many = tuple(Event(0.1, 1 + step / 10) for step in range(5))
     assert composition.group_epsilon(many, 2, 1e-5) == math.inf

@@ -77,13 +77,13 @@ def test_an_engine_of_ones_own_has_a_statement() -> None:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    found = engine.statement(1e-3, dataset="patients", tuning="none was done.")
+    found = engine.statement(1e-3, dataset="patients", tuning="none was done")
     statement.check(found)
     assert found["status"] == "private"
     assert found["guarantee"]["epsilon"] == engine.get_epsilon(1e-3)
     assert found["run"] == {"dataset": "patients"}
     texts = {row["what"]: row["text"] for row in found["not_covered"]}
-    assert texts["hyper-parameter tuning"].startswith("Declared: none was done.")
+    assert texts["hyper-parameter tuning"].startswith("Declared: none was done. Choosing settings")
     assert texts["number of records"].startswith("38 was declared as the public size")
 
 
@@ -172,10 +172,12 @@ def test_without_noise_there_is_no_guarantee(changes: dict[str, Any], words: str
     assert found["guarantee"]["kind"] == "none"
 
 
-def test_nothing_released_is_said() -> None:
-    found = made([], released=0)
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+def test_nothing_released_is_said(accountant: str) -> None:
+    found = made([], released=0, accountant=accountant)
     statement.check(found)
     assert found["guarantee"]["epsilon"] == 0
+    assert {group["epsilon"] for group in found["unit"]["groups"]} == {0.0}
     assert found["gaussian_dp"]["mu"] is None
     assert any("Nothing was released" in warning for warning in found["warnings"])
 

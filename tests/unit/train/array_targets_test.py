@@ -25,10 +25,24 @@ def test_columns_are_read_as_the_task_says(tmp_path: Path) -> None:
     assert load(path, task="regression").y_train.dtype.is_floating_point
 
 
+def test_one_target_may_be_a_plain_row_of_numbers(tmp_path: Path) -> None:
+    y = np.linspace(-1, 1, 6)
+    rows, column = (
+        written(tmp_path / name, y.reshape(n)) for name, n in (("a.npz", 6), ("b.npz", (6, 1)))
+    )
+    plain, whole = (load(path, task="regression") for path in (rows, column))
+    assert plain.y_train.tolist() == whole.y_train.tolist() and plain.classes == 1
+
+
 @pytest.mark.parametrize(
     ("y", "task", "message"),
     [
-        (np.arange(6), "regression", r"regression needs numbers of shape \(examples, columns\)"),
+        (np.ones(6), "multi-label", r"numbers of shape .*of one column make y\.reshape\(-1, 1\)"),
+        (
+            np.zeros((6, 0)),
+            "regression",
+            r"regression needs numbers of shape \(examples, columns\)",
+        ),
         (np.full((6, 1), 2), "multi-label", "other values than 0 and 1"),
         (np.full((6, 1), 1.5), "regression", "scale it by a public range"),
         (np.full((6, 1), np.nan), "regression", "scale it by a public range"),

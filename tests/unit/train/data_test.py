@@ -405,3 +405,17 @@ def test_a_wrong_vestige_data_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("VESTIGE_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"VESTIGE_DATA is .*nowhere.*mnist\.npz"):
         load("mnist")
+
+
+def test_a_vestige_data_without_the_file_is_named_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VESTIGE_DATA", str(tmp_path))
+    with pytest.raises(ConfigError) as refused:
+        load("mnist", download=False)
+    assert str(refused.value).startswith(
+        f"VESTIGE_DATA is {str(tmp_path)!r}, which has no mnist.npz; mnist: "
+    )
+    both = r"^data_dir is .*no svhn\.npz; VESTIGE_DATA is .*no svhn"
+    with pytest.raises(ConfigError, match=both):
+        load("svhn", data_dir=tmp_path, download=False)

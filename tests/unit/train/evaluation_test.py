@@ -63,6 +63,18 @@ def test_the_noise_has_the_law_that_the_ledger_is_charged_for(tmp_path: Path) ->
     assert stats.ks_2samp(clipped, narrow[narrow < 1]).pvalue < 1e-3
 
 
+def test_the_standard_error_is_that_of_the_noise(tmp_path: Path) -> None:
+    hits = torch.cat([torch.ones(700), torch.zeros(300)])
+    found = [released(hits, tmp_path / f"{seed}.jsonl", seed=seed) for seed in range(300)]
+    shares, errors = (
+        torch.tensor([one[name] for one in found]) for name in ("share", "standard_error")
+    )
+    squares = float(((shares - 0.7) / errors).square().sum())  # chi square of 300 normal numbers
+    low, high = stats.chi2(300).ppf([1e-3, 1 - 1e-3])
+    assert low < squares < high
+    assert squares * 1.2**2 > high and squares / 1.2**2 < low
+
+
 def test_every_release_is_on_the_ledger_of_the_held_out_records(tmp_path: Path) -> None:
     path = ledger_of_held_out(tmp_path / "ledger.jsonl")
     assert path.name == "ledger.held-out.jsonl"

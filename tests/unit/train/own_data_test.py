@@ -45,6 +45,17 @@ def test_a_record_less_takes_nothing_else_along(tmp_path: Path) -> None:
     assert sum(row.tobytes() not in kept for row in whole.x_train.numpy()) == gone
 
 
+def test_a_record_with_text_for_a_number_is_left_out_of_both_splits(tmp_path: Path) -> None:
+    records = rows()
+    whole = load(write_table(tmp_path / "a.csv", records, unknown="drop"))
+    for record in records[:20]:
+        record["age"] = f"{record['age']} years"
+    data = load(write_table(tmp_path / "b.csv", records, unknown="drop"))
+    assert len(data.x_train) + len(data.x_test) == len(rows()) - 20
+    before, after = (torch.cat([one.x_train, one.x_test]).numpy() for one in (whole, data))
+    assert {row.tobytes() for row in after} < {row.tobytes() for row in before}
+
+
 def test_runs_of_any_seed_and_schema_hold_out_the_same_records(tmp_path: Path) -> None:
     """Else a record could be trained on by one run and be on another's held-out ledger."""
     path = write_table(tmp_path / "t.csv")

@@ -15,6 +15,7 @@ import torch
 from tests.support.training import (
     LINE,
     RESULT,
+    equal,
     lines,
     press_at,
     public_files,
@@ -29,7 +30,7 @@ from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
 from vestige.train import loop as session
 from vestige.train import run_folder as runfolder
-from vestige.train.training import Progress, prepare, train
+from vestige.train.training import Progress, prepare, resume, train
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -186,6 +187,21 @@ def test_ctrl_c_ends_after_the_lot_with_everything_written() -> None:
     assert [line["step"] for line in lines(result)] == [5, 7]
     assert weights(result).keys() == {"out.weight", "out.bias"}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+def test_ctrl_c_before_the_first_lot_leaves_a_run_that_resumes(accountant: str) -> None:
+    settings = {"steps": 10, "epsilon": 2.0, "accountant": accountant, "noise_seed": 5}
+    stopped = train(tiny(**settings), progress=press_at(0))
+    assert (stopped["interrupted"], stopped["steps"], stopped["epsilon"]) == (True, 0, 0.0)
+    stated = read(stopped, "statement.json")
+    assert [group["epsilon"] for group in stated["unit"]["groups"]] == [0.0] * 4
+    assert any("Nothing was released" in warning for warning in stated["warnings"])
+    result = resume(stopped["folder"])
+    assert (result["interrupted"], result["steps"]) == (False, 10)
+    straight = train(tiny(**settings))
+    assert equal(weights(result), weights(straight))
+    assert result["epsilon"] == straight["epsilon"]
 
 
 def test_a_second_ctrl_c_stops_at_once() -> None:

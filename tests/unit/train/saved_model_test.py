@@ -13,7 +13,7 @@ import torch
 from tests.support.own_tables import rows, write_table
 from tests.support.training import tiny
 from vestige import load
-from vestige.errors import ConfigError
+from vestige.errors import ConfigError, VestigeError
 from vestige.statement import read
 from vestige.train.saved_model import sha256
 from vestige.train.training import prepare, resume, train
@@ -88,6 +88,8 @@ def broken(shape, outputs):
     raise KeyError("no")
 def other(shape, outputs):
     return 3
+def batched(shape, outputs):
+    return nn.Sequential(nn.BatchNorm1d(shape[0]), nn.Linear(shape[0], outputs))
 """
 
 
@@ -105,8 +107,13 @@ def test_a_model_of_ones_own_is_trained_and_loaded_by_its_name(
     with pytest.raises(ConfigError, match=r"not believed when it names code.*mine_saved:small"):
         load("run")
     assert capsys.readouterr().out == ""
-    for name, message in (("broken", "raised KeyError"), ("other", "returned a int")):
-        with pytest.raises(ConfigError, match=message):
+    refused = {
+        "broken": "raised KeyError",
+        "other": "returned a int",
+        "batched": r"batched': module '0' .*: let the factory return vestige.fix\(net\)",
+    }
+    for name, message in refused.items():
+        with pytest.raises(VestigeError, match=message):
             own(model=f"mine_saved:{name}", out=Path(name))
 
 

@@ -26,9 +26,40 @@ def small(**changes: object) -> Schema:
 
 
 def test_numbers_are_clipped_to_the_declared_range_and_scaled_by_it() -> None:
-    table = {"a": ["10", "15", "20", "-5", "99", "", "x", "inf"], "c": ["u"] * 8}
+    table = {"a": ["10", "15", "20", "-5", "99", "", None, "nan"], "c": ["u"] * 8}
     x = table_data.encode(small(), table)
     assert x[:, 0].tolist() == [-1, 0, 1, -1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("cell", ["52000 EUR", "1,5", "x", "inf"])
+def test_text_in_the_place_of_a_number_is_refused_or_left_out(cell: str) -> None:
+    table = {"a": ["10", cell, ""], "c": ["u"] * 3}
+    words = "the a of record 2 is no number: write numbers with a decimal point"
+    with pytest.raises(ConfigError, match=words) as refused:
+        table_data.encode(small(), table)
+    assert cell not in str(refused.value).split() and "drop" not in str(refused.value)
+    with pytest.raises(ConfigError, match=f'{words}.* unknown = "drop"'):
+        table_data.encode(small(), table, training=True)
+    x = table_data.encode(small(unknown="drop"), table, training=True)
+    assert np.isnan(x).any(axis=1).tolist() == [False, True, False]
+    with pytest.raises(ConfigError, match=words):  # every record is to have a prediction
+        table_data.encode(small(unknown="drop"), table)
+
+
+def test_categories_of_which_no_record_has_any_are_refused_in_training() -> None:
+    table = {"a": [15] * 2, "c": ["U", "V"]}
+    with pytest.raises(ConfigError, match=r"no record has one .* of c, .* \(u, v\) as the file"):
+        table_data.encode(small(), table, training=True)
+    with pytest.warns(UserWarning, match="no record has one .* of c: all count as other"):
+        x = table_data.encode(small(), table)
+    assert x[:, 1:].tolist() == [[0, 0, 1]] * 2
+    empty = {"a": [15] * 2, "c": ["", None]}
+    assert table_data.encode(small(), empty, training=True)[:, 3].tolist() == [1, 1]
+
+
+def test_a_draft_calls_numbers_with_gaps_numbers() -> None:
+    table = {"a": ["1", "", "nan"], "b": ["1", "5 kg"], "c": [1.0, None]}
+    assert table_data.kinds(table) == {"a": "number", "b": "category", "c": "number"}
 
 
 def test_a_missing_number_is_the_declared_one() -> None:

@@ -125,7 +125,8 @@ def _outcome(setup: Setup, session: Session, noise_seed: int | None) -> Outcome:
         randomness = Randomness(noise_seed)
         # Test mode has one key: another address than that of the training noise.
         randomness.relabel = lambda purpose: b"score " + purpose
-        score = noisy_share(door_of_held_out(setup.held_out_noise, randomness, Ledger()), right)
+        door = door_of_held_out(setup.held_out_noise, randomness, Ledger())
+        score, _ = noisy_share(door, right)
     result, caveats = session.result(), session.caveats()
     return Outcome(score, weights, result, caveats, session.engine.plan)
 

@@ -1,0 +1,3 @@
+"""Opacus' import name: see `vestige.compat.accountants`."""
+
+from vestige.compat.accountants import IAccountant as IAccountant

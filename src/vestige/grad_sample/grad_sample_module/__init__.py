@@ -1,0 +1,3 @@
+"""Opacus' import name: see `vestige.compat.refusals`."""
+
+from vestige.grad_sample import GradSampleModule as GradSampleModule
