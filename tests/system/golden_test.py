@@ -20,7 +20,7 @@ from tests.support.small_runs import flat, private, run
 from vestige.cli.app import app
 from vestige.lab import catalogue, report
 from vestige.lab.rows import Rows
-from vestige.lab.summary import fitted, rows_of, summarised
+from vestige.lab.summary import begun, fitted, rows_of, summarised
 from vestige.methods import METHODS
 from vestige.train.config import TrainConfig
 from vestige.train.training import train
@@ -105,8 +105,8 @@ def test_help_texts(command: list[str]) -> None:
 
 def test_tables_of_every_experiment() -> None:
     rows = Rows(RESULTS).refresh()
-    begun = [name for name in catalogue.names() if rows_of(catalogue.find(name), rows)]
-    assert begun == EXPERIMENTS
+    known = [name for name in catalogue.names() if begun(catalogue.find(name), rows)]
+    assert known == EXPERIMENTS
     for name in EXPERIMENTS:
         experiment = fitted(catalogue.find(name), rows)
         levels = report.levels_of(experiment, rows)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from vestige.engine.lineage import Things
-from vestige.engine.run import Run
+from typing import TYPE_CHECKING
+
 from vestige.methods import METHODS
 from vestige.plan import ADJACENCY
+
+if TYPE_CHECKING:  # a command line that is refused is not kept waiting for torch
+    from vestige.engine.lineage import Things
+    from vestige.engine.run import Run
 
 SIZE = "dataset_size=..."
 REPEATABLE = "repeatable noise: not private towards anyone who knows the seed"

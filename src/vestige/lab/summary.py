@@ -66,6 +66,17 @@ def rows_of(experiment: Experiment, rows: Mapping[str, Row]) -> list[Row]:
     ]
 
 
+def begun(experiment: Experiment, rows: Mapping[str, Row]) -> bool:
+    """Whether an experiment has a result, or a row that was made for it.
+
+    Where it only shares tuning rows with another experiment, there is nothing to report.
+    """
+    made = (task for task in tasks_of(experiment, rows) if task.hash in rows)
+    return any(
+        task.role == "final" or rows[task.hash]["experiment"] == experiment.name for task in made
+    )
+
+
 def ceilings(without_privacy: Experiment, rows: Mapping[str, Row]) -> dict[str, float]:
     """What each dataset allows without privacy: the best rate's best epoch, on average over seeds.
 

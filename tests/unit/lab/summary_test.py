@@ -22,7 +22,7 @@ from tests.support.experiments import (
 from vestige.lab.definition import Experiment
 from vestige.lab.rows import Rows
 from vestige.lab.runner import Request
-from vestige.lab.summary import ceilings, fitted, private_levels, rows_of, summarised
+from vestige.lab.summary import begun, ceilings, fitted, private_levels, rows_of, summarised
 
 
 @pytest.fixture
@@ -83,6 +83,19 @@ def test_a_column_without_arms_asks_for_no_more_seeds(tmp_path: Path, toy: Exper
     """Where nothing is asked for, all of it is there however many seeds there are."""
     fair_only = toy.model_copy(update={"arms": []})
     assert fitted(fair_only, {}).seeds == toy.seeds
+
+
+def test_tuning_rows_that_are_only_shared_begin_no_experiment(tmp_path: Path) -> None:
+    experiment = report_toy(tmp_path, REPORT_TOY + REPORT_FAIR)
+    made = made_rows(experiment)
+
+    def of(role: str, name: str) -> dict[str, Any]:
+        return {r["hash"]: r | {"experiment": name} for r in made if r["role"] == role}
+
+    assert not begun(experiment, {})
+    assert not begun(experiment, of("tuning", "another"))
+    assert begun(experiment, of("tuning", experiment.name))
+    assert begun(experiment, of("final", "another"))
 
 
 CONTROL = """

@@ -53,7 +53,7 @@ def test_scores_have_one_row_per_example(name: str, shape: tuple[int, ...]) -> N
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", [name for name in STEPWISE if name != "scatter"])
+@pytest.mark.parametrize("name", [name for name in STEPWISE if "scatter" not in name])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 3), (3, 9, 17)])
 def test_odd_image_sizes_work(name: str, shape: tuple[int, ...]) -> None:
     assert build(name, shape, 2)(torch.randn(2, *shape)).shape == (2, 2)

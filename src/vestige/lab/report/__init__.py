@@ -25,6 +25,7 @@ from vestige.lab.rows import ROWS, Rows
 from vestige.lab.runner import QUICK
 from vestige.lab.summary import (
     Levels,
+    begun,
     ceilings,
     fitted,
     largest_epsilon,
@@ -68,12 +69,12 @@ def _adapted(name: str, root: Path) -> Experiment:
 
 
 def write_all(experiments: Iterable[Experiment], root: Path) -> list[Path]:
-    """Write the reports of those experiments that have rows in a results folder."""
+    """Write the reports of those experiments that have begun in a results folder."""
     rows = Rows(root).refresh()
     return [
         path
         for experiment in experiments
-        if rows_of(experiment, rows)
+        if begun(experiment, rows)
         for path in write_found(experiment, rows, root / experiment.name)
     ]
 
