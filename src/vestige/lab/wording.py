@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 NONE = "-"
-PAPERS_FIGURE = "the papers' figure (a diagnostic, not a guarantee)"
+PAPERS_FIGURE = "the papers' figure (no guarantee)"
 _WEAK = 10
 _SYMBOLS = {"noise_multiplier": "sigma", "clip": "C", "group_noise_multiplier": "sigma_g"}
 _DATASETS = {

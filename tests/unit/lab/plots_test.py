@@ -14,6 +14,7 @@ from vestige.lab.plots import (
     Panel,
     columns_of,
     dot_panel,
+    levels,
     line_panel,
     look,
     plot,
@@ -55,6 +56,25 @@ def test_labels_are_shown_as_they_stand() -> None:
     assert "c: not run (paper 0.1)" in made.words
     with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": None}):
         assert plot("name", HOSTILE, "caption", panels) == made
+
+
+def test_a_level_has_its_name_beside_the_plot() -> None:
+    """Also where no series needs one: a line that nothing explains is worse than none."""
+    dots = [Dot("a", look(0), 0.5), Dot("b", look(1), 0.6)]
+    one = Line("alone", look(0), [1, 2], [0.1, 0.2])
+    level = {"another model": 0.55}
+    for panel in (
+        dot_panel("", "z", dots, known=level),
+        line_panel("", ("x", "y"), [one], finish=lambda axes: levels(axes, level)),
+    ):
+        assert ">another model<" in plot("n", "t", "c", [panel]).svg
+    alone = plot("n", "t", "c", [line_panel("", ("x", "y"), [one])])
+    assert ">alone<" not in alone.svg  # one series needs no name
+
+
+def test_neighbours_that_share_a_grey_differ_in_their_dashes() -> None:
+    """The seventh look is as light as the third in grey print: its dashes are longer."""
+    assert look(5)["linestyle"] != look(1)["linestyle"]
 
 
 def test_a_plot_of_nothing_is_empty() -> None:

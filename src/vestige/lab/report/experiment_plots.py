@@ -34,6 +34,20 @@ from vestige.lab.summary import Numbers, matching
 
 _INTERVALS = "Bars are two-sided 95 % Student-t intervals over the seeds."
 _SHORT = {"bounding": "beta", "dimension": "d", "batch": "B", "sigma": "sigma"}
+_LONG = {
+    "bounding": "bounding factor beta",
+    "dimension": "dimension d",
+    "batch": "batch size B",
+    "sigma": "noise multiplier sigma",
+    "signal": "signal: length of the mean gradient over C",
+}
+_STUDIED = {
+    "dp_sgd": "DP-SGD",
+    "geodp": "GeoDP as published (not private)",
+    "averaged": "DP-SGD, averaged over releases",
+    "box": "GeoDP box",
+    "tangent": "GeoDP tangent",
+}
 _ERRORS = {
     "direction_mse": ("direction-error", "mean squared error of the direction"),
     "gradient_mse": ("gradient-error", "mean squared error of the gradient"),
@@ -168,8 +182,9 @@ def _marginal_by_epoch(material: _Material) -> Plot:
         if lines:
             labels = ("epoch", wording.PAPERS_FIGURE)
             panels.append(line_panel(wording.cell(cell), labels, lines, finish=from_zero))
-    title = "Epsilon of one group alone by epoch, a diagnostic and no guarantee"
-    return plot("marginal-by-epoch", title, "At sigma/beta, by RDP.", panels, "No run has it.")
+    title = "Epsilon of one group alone by epoch (no guarantee)"
+    caption = "At sigma/beta, by RDP: a diagnostic of one group alone, not a guarantee."
+    return plot("marginal-by-epoch", title, caption, panels, "No run has it.")
 
 
 def _stages(material: _Material) -> Plot:
@@ -319,6 +334,10 @@ def _points(label: str, style: Style, cells: Sequence[Numbers]) -> Line | None:
     return Line(label, style, x, y, low if bars else None, high if bars else None)
 
 
+def _studied(method: str) -> str:
+    return _STUDIED.get(method, method)
+
+
 def _errors(numbers: Numbers, measure: str, name: str, label: str) -> Plot:
     """One measure of a direction study, panel by panel."""
     panels = []
@@ -327,7 +346,7 @@ def _errors(numbers: Numbers, measure: str, name: str, label: str) -> Plot:
         methods = [key for key in (points or [{}])[0] if key.endswith(f"_{measure}")]
         lines = [
             Line(
-                key.removesuffix(f"_{measure}").replace("_", "-"),
+                _studied(key.removesuffix(f"_{measure}")),
                 reference() if key.startswith("dp_sgd") else look(number),
                 [point["value"] for point in points],
                 [point[key] for point in points],
@@ -341,7 +360,8 @@ def _errors(numbers: Numbers, measure: str, name: str, label: str) -> Plot:
                 if name in panel["fixed"]
             ]
             title = f"{panel['panel']}: {', '.join(fixed)}"  # what varies is on the axis
-            panels.append(line_panel(title, (panel["varied"], label), lines, log=True))
+            labels = (_LONG.get(panel["varied"], panel["varied"]), label)
+            panels.append(line_panel(title, labels, lines, log=True))
     caption = "Synthetic gradients; both axes are logarithmic."
     return plot(name, label.capitalize(), caption, panels, "No point is done.")
 
@@ -355,7 +375,7 @@ _MAKERS: dict[str, Callable[[_Material], Plot]] = {
         _accuracy_by,
         "epsilon_marginal",
         wording.PAPERS_FIGURE,
-        "Test accuracy by the epsilon of one group alone, a diagnostic and no guarantee",
+        "Test accuracy by the epsilon of one group alone (no guarantee)",
     ),
     "marginal-by-epoch": _marginal_by_epoch,
     "epsilon-by-epoch": _epsilon_by_epoch,
