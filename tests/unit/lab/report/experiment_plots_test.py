@@ -87,6 +87,17 @@ def test_titles_promise_the_papers_values_where_there_are_some(tmp_path: Path) -
         assert ("the paper's" in title) == (name == "with")
 
 
+def test_a_note_on_a_dataset_is_said_wherever_it_is_named(tmp_path: Path) -> None:
+    content = REPORT_TOY.replace("[protocol]", "[notes]\nmnist = 'the half'\n[protocol]")
+    made = report_files(report_toy(tmp_path, content), tmp_path / "toy")
+    assert "mnist (the half)" in made["table.md"]
+    assert not re.findall(r"mnist(?! \(the half\)), ", made["table.md"])
+    for name, content in made.items():
+        if name not in ("stages.svg", "table.json", "table.md"):
+            assert "MNIST (the half)" in content, name
+            assert name == "report.html" or "MNIST<" not in content
+
+
 @pytest.mark.parametrize("name", ["geodp-fig3", "geodp-fig4"])
 def test_panels_of_a_study_say_what_is_fixed_in_full(name: str) -> None:
     study = catalogue.find(name).quickened()
