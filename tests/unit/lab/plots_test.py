@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import xml.etree.ElementTree as ET
 
 import matplotlib
@@ -12,6 +13,7 @@ from vestige.lab.plots import (
     Dot,
     Line,
     Panel,
+    Style,
     columns_of,
     dot_panel,
     levels,
@@ -70,6 +72,28 @@ def test_a_level_has_its_name_beside_the_plot() -> None:
         assert ">another model<" in plot("n", "t", "c", [panel]).svg
     alone = plot("n", "t", "c", [line_panel("", ("x", "y"), [one])])
     assert ">alone<" not in alone.svg  # one series needs no name
+
+
+# What eyes without cones for green see (Machado, Oliveira and Fernandes 2009), in linear RGB.
+DEUTERANOPIA = ((0.3673, 0.8606, -0.2280), (0.2801, 0.6725, 0.0474), (-0.0118, 0.0429, 0.9689))
+GREY = ((0.2126, 0.7152, 0.0722),) * 3
+
+
+@pytest.mark.parametrize("eyes", [DEUTERANOPIA, GREY], ids=["deuteranopia", "grey"])
+def test_looks_differ_to_other_eyes_and_in_print(eyes: tuple[tuple[float, ...], ...]) -> None:
+    """In colour and lightness, or else in dashes and markers both."""
+
+    def seen(style: Style) -> list[float]:
+        channels = [int(style["color"].strip("#")[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        light = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        mixed = [sum(a * b for a, b in zip(row, light, strict=True)) for row in eyes]
+        return [max(0.0, value) ** (1 / 2.4) for value in mixed]
+
+    for one, other in itertools.combinations([reference(), *map(look, range(6))], 2):
+        apart = math.dist(seen(one), seen(other)) > 0.35
+        assert apart or (
+            one["linestyle"] != other["linestyle"] and one["marker"] != other["marker"]
+        ), (one, other)
 
 
 def test_neighbours_that_share_a_grey_differ_in_their_dashes() -> None:
