@@ -7,6 +7,8 @@ itself is taken apart in tests/unit/geometry/published_test.py.
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,3 +123,33 @@ def test_theorem_3_takes_a_right_angle_for_agreement():
     }
     assert across @ gradient == 0 and item_c["right"] > 1
     assert along @ gradient == 1 and item_c["same"] == 0
+
+
+def test_radius_and_angles_at_sigma_are_one_release_at_sigma_over_sqrt_2():
+    """Both come from one lot. Delta of the pair at epsilon 1, drawn, beside the closed form."""
+
+    def delta(mu, epsilon=1.0):  # of one Gaussian release of sensitivity mu at noise 1
+        return stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(
+            -mu / 2 - epsilon / mu
+        )
+
+    pair = np.random.default_rng(1).normal(1 / SIGMA, 1.0, (400_000, 2))  # with the record
+    loss = (pair**2 - (pair - 1 / SIGMA) ** 2).sum(1) / 2
+    drawn = np.maximum(0, 1 - np.exp(1.0 - loss))
+    error = drawn.std() / math.sqrt(len(drawn))
+    assert abs(drawn.mean() - delta(math.sqrt(2) / SIGMA)) < 5 * error
+    assert drawn.mean() > delta(1 / SIGMA) + 50 * error
+
+
+def test_every_statement_of_the_page_has_a_verdict_and_a_test():
+    root = Path(__file__).parents[2]
+    page = (root / "docs/methods/geodp.md").read_text().partition("one by one")[2]
+    rows = [line for line in page.splitlines() if line.startswith("|")][2:]
+    tests = "".join(path.read_text() for path in (root / "tests").rglob("geometry/*_test.py"))
+    tests += Path(__file__).read_text()
+    assert len(rows) == 10
+    for row in rows:
+        _, verdict, why = (cell.strip() for cell in row.strip("|").split(" | "))
+        assert verdict.removesuffix(" on average") in ("holds", "needs more", "fails")
+        named = re.findall(r"`(test_\w+)`", why)
+        assert named and all(f"def {name}(" in tests for name in named), row

@@ -25,6 +25,12 @@ FO_CONSTANTS = {"tempering": 0.0, "inconsistency": 0.1, "ema": 0.3}
 FO_CONSTANTS |= {"confidence": 1.0, "min_scale": 1e-6}
 FO = {**ALONE, **FO_CONSTANTS, "method": "fo", "beta": 0.9, "alpha": 0.8, "window": 8}
 FO_C10, DP_C10 = {**FO, "dataset": "cifar10"}, {**DP_SGD, "dataset": "cifar10"}
+ADAM = {**SETS, "dataset": "cifar10", "lr": 0.01, "epochs": 250, "noise_multiplier": 1.1}
+ADAM |= {"clip": 1.0}  # of the FO paper's protocol
+FLAT = ("dp-is", "dp-sam", "dp-sat")  # its other baselines, at DP-SGD's rate
+CALLED = {"fo": "FO", "dp-sgd": "DP-SGD", "dp-adam": "DP-Adam", "dp-adamw": "DP-AdamW"}
+CALLED |= {"dp-is": "DP-IS", "dp-sam": "DP-SAM", "dp-sat": "DP-SAT"}
+CALLED |= {"dp-adam-ac": "DP-Adam-AC, not private"}
 OWN: dict[str, dict[str, Any]] = {  # the settings that the papers' tables have
     "fo": {"method": "fo", "beta": 0.9, "alpha": 0.8, "window": 8},
     "sma": {"method": "sma", "beta": 0.95, "alpha": 0.7, "window": 4, "interval": [2.0, 6.0]},
@@ -73,6 +79,11 @@ def found(
 ) -> dict[int, Any]:
     """A number of every run with these facts, by seed."""
     return {seed: row[what] for seed, row in runs(seeds, **facts).items()}
+
+
+def all_there(seeds: Iterable[int], facts: Mapping[str, Any]) -> bool:
+    """Whether a run with these facts is there for each of the seeds."""
+    return set(seeds) <= {row["config"].get("seed") for row in rows() if has(row, facts)}
 
 
 def mean(values: Mapping[int, float] | Iterable[float]) -> float:

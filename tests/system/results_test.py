@@ -89,6 +89,16 @@ def test_a_stale_number_is_found_wherever_it_stands() -> None:
             assert broken, page[place.start() - 40 : place.end() + 40]
 
 
+def test_the_verdicts_can_be_read_in_a_minute() -> None:
+    """The page opens with its table of at most fifteen lines, of words and not of lists."""
+    head, table, _ = PAGE.split("\n\n", 2)
+    assert head.startswith("# ") and "\n" not in head
+    lines = table.splitlines()
+    assert len(lines) <= 15 and all(line.count("|") == 5 for line in lines)
+    read = " ".join(" ".join(line.split("|")[1:4]) for line in lines[2:])  # then comes the command
+    assert len(re.sub(r"\]\([^)]*\)|[\[\]`]", " ", read).split()) <= 240
+
+
 BEING_MADE = {"sma-tab3-constants"}  # it may have a table before the page links it
 OF_ACCURACY = ("scatter", "wrn")  # these are docs/accuracy.md's
 
@@ -102,3 +112,17 @@ def test_every_table_is_linked_and_every_link_leads_to_one() -> None:
     body = PAGE.partition("\n[fo-tab1]: ")[0]
     for name in links:
         assert f"[{name}]" in body
+
+
+def main() -> None:
+    """Print what the rows say and the page does not, and numbers that no row has said."""
+    made = [sentence for name in CLAIMS for sentence in sentences(name)]
+    for sentence in made:
+        if flowing(PAGE).count(sentence) != 1:
+            print("should say:", sentence)
+    for rest in re.findall(r"[^.|]*\d[^.|]*", without(PAGE, [*made, *STATED])):
+        print("nobody said:", rest.strip())
+
+
+if __name__ == "__main__":
+    main()

@@ -69,6 +69,7 @@ class Experiment(Model):
     long: bool = False  # its rows have checkpoints, and go on where a command was stopped
     protocol: Protocol = Protocol(datasets=[])
     ranges: dict[str, Ranges] = Field(default_factory=dict)  # by dataset
+    notes: dict[str, Text] = Field(default_factory=dict)  # said wherever the dataset is named
     arms: list[Arm] = Field(default=[], alias="arm")
     absent: list[Absent] = Field(default=[])
     grid: Grid = Field(default_factory=dict)
@@ -124,8 +125,8 @@ class Experiment(Model):
         for label in self.coloured:
             if label not in labels:
                 raise refuse(f"coloured has {label!r}, the label of no arm: choose one that is.")
-        for table, named in (("targets", self.targets), ("ranges", self.ranges)):
-            for dataset in named:
+        for table in ("targets", "ranges", "notes"):
+            for dataset in getattr(self, table):
                 if dataset not in (*self.datasets, *self.fair_datasets):
                     raise refuse(f"{table} has {dataset!r}, none of the experiment's datasets.")
         return self

@@ -172,15 +172,20 @@ def plot(
 
 
 def _legend(figure: Figure, columns: int) -> float:
-    """One legend for all panels, where more than one thing needs a name; returns its height."""
+    """One legend for all panels, unless all there is is one series; returns its height."""
     key: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             key.setdefault(label, handle)
-    if len(key) < 2 and not any("paper" in label for label in key):
+    if len(key) < 2 and all(_is_series(label, handle) for label, handle in key.items()):
         return 0
     figure.legend(key.values(), key, loc="outside lower center", ncols=min(columns, len(key)))
     return 15 * math.ceil(len(key) / columns) + 6
+
+
+def _is_series(label: str, handle: Any) -> bool:
+    """Whether this is a series of ours, which alone needs no name: levels have no markers."""
+    return "paper" not in label and handle.get_marker() not in ("None", "none", "", None)
 
 
 def _svg(figure: Figure, title: str, words: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vestige.checks import round_up
@@ -83,12 +84,13 @@ def panel_tables(panel: Numbers) -> list[Table]:
 
 def markdown(experiment: Experiment, numbers: Numbers, command: str, rows: str) -> str:
     """The report of an experiment as a Markdown page; `command` is what made it."""
+    title = partial(wording.plain_cell, notes=experiment.notes)
     return rendering.markdown(
         "table.md.j2",
         experiment=experiment,
         numbers=numbers,
-        published=cells_of(numbers.get("published", ()), experiment.tables, wording.plain_cell),
-        fair=cells_of(numbers.get("fair", ()), fair_tables(experiment), wording.plain_cell, " -> "),
+        published=cells_of(numbers.get("published", ()), experiment.tables, title),
+        fair=cells_of(numbers.get("fair", ()), fair_tables(experiment), title, " -> "),
         panels=[(panel, panel_tables(panel)) for panel in numbers.get("panels", ())],
         comparisons=comparisons,
         marginal=MARGINAL,

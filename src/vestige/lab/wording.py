@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 NONE = "-"
-PAPERS_FIGURE = "the papers' figure (a diagnostic, not a guarantee)"
+PAPERS_FIGURE = "the papers' figure (no guarantee)"
 _WEAK = 10
 _SYMBOLS = {"noise_multiplier": "sigma", "clip": "C", "group_noise_multiplier": "sigma_g"}
 _DATASETS = {
@@ -58,19 +59,24 @@ def dataset(name: str) -> str:
     return _DATASETS.get(name, name)
 
 
-def cell(values: Mapping[str, Any]) -> str:
+def noted(name: str, notes: Mapping[str, str], called: Callable[[str], str] = dataset) -> str:
+    """A dataset, with what an experiment notes of it: which version it is, say."""
+    return called(name) + (f" ({notes[name]})" if name in notes else "")
+
+
+def cell(values: Mapping[str, Any], notes: Mapping[str, str] = MappingProxyType({})) -> str:
     """A part of an experiment: its dataset and the values of its grid."""
-    return _cell(values, dataset)
+    return _cell(values, notes, dataset)
 
 
-def plain_cell(values: Mapping[str, Any]) -> str:
+def plain_cell(values: Mapping[str, Any], notes: Mapping[str, str] = MappingProxyType({})) -> str:
     """The same, with the dataset's name as commands take it."""
-    return _cell(values, str)
+    return _cell(values, notes, str)
 
 
-def _cell(values: Mapping[str, Any], called: Callable[[str], str]) -> str:
+def _cell(values: Mapping[str, Any], notes: Mapping[str, str], called: Callable[[str], str]) -> str:
     return ", ".join(
-        called(str(v)) if name == "dataset" else f"{_SYMBOLS.get(name, name)} {value(v)}"
+        noted(v, notes, called) if name == "dataset" else f"{_SYMBOLS.get(name, name)} {value(v)}"
         for name, v in values.items()
     )
 

@@ -267,3 +267,13 @@ def test_wide_networks_are_the_recipes_at_epsilon_8() -> None:
         for task in tasks_of(experiment, {}):
             assert {key: task.config[key] for key in recipe} == dict(recipe)
             assert task.config["target_epsilon"] == 8.0 and task.config["noise_multiplier"] is None
+
+
+def test_every_experiment_with_svhn_says_which_svhn() -> None:
+    """Beside the name wherever it is, and in a sentence."""
+    every = map(catalogue.find, catalogue.names())
+    have = [one for one in every if "svhn" in (*one.datasets, *one.fair_datasets)]
+    assert len(have) >= 5
+    for experiment in have:
+        assert experiment.notes == {"svhn": "digits cut again"}, experiment.name
+        assert any("not the published 32x32 file" in line for line in experiment.assumed)

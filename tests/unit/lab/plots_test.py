@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import xml.etree.ElementTree as ET
 
 import matplotlib
@@ -12,8 +13,10 @@ from vestige.lab.plots import (
     Dot,
     Line,
     Panel,
+    Style,
     columns_of,
     dot_panel,
+    levels,
     line_panel,
     look,
     plot,
@@ -55,6 +58,47 @@ def test_labels_are_shown_as_they_stand() -> None:
     assert "c: not run (paper 0.1)" in made.words
     with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": None}):
         assert plot("name", HOSTILE, "caption", panels) == made
+
+
+def test_a_level_has_its_name_beside_the_plot() -> None:
+    """Also where no series needs one: a line that nothing explains is worse than none."""
+    dots = [Dot("a", look(0), 0.5), Dot("b", look(1), 0.6)]
+    one = Line("alone", look(0), [1, 2], [0.1, 0.2])
+    level = {"another model": 0.55}
+    for panel in (
+        dot_panel("", "z", dots, known=level),
+        line_panel("", ("x", "y"), [one], finish=lambda axes: levels(axes, level)),
+    ):
+        assert ">another model<" in plot("n", "t", "c", [panel]).svg
+    alone = plot("n", "t", "c", [line_panel("", ("x", "y"), [one])])
+    assert ">alone<" not in alone.svg  # one series needs no name
+
+
+# What eyes without cones for green see (Machado, Oliveira and Fernandes 2009), in linear RGB.
+DEUTERANOPIA = ((0.3673, 0.8606, -0.2280), (0.2801, 0.6725, 0.0474), (-0.0118, 0.0429, 0.9689))
+GREY = ((0.2126, 0.7152, 0.0722),) * 3
+
+
+@pytest.mark.parametrize("eyes", [DEUTERANOPIA, GREY], ids=["deuteranopia", "grey"])
+def test_looks_differ_to_other_eyes_and_in_print(eyes: tuple[tuple[float, ...], ...]) -> None:
+    """In colour and lightness, or else in dashes and markers both."""
+
+    def seen(style: Style) -> list[float]:
+        channels = [int(style["color"].strip("#")[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        light = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        mixed = [sum(a * b for a, b in zip(row, light, strict=True)) for row in eyes]
+        return [max(0.0, value) ** (1 / 2.4) for value in mixed]
+
+    for one, other in itertools.combinations([reference(), *map(look, range(6))], 2):
+        apart = math.dist(seen(one), seen(other)) > 0.35
+        assert apart or (
+            one["linestyle"] != other["linestyle"] and one["marker"] != other["marker"]
+        ), (one, other)
+
+
+def test_neighbours_that_share_a_grey_differ_in_their_dashes() -> None:
+    """The seventh look is as light as the third in grey print: its dashes are longer."""
+    assert look(5)["linestyle"] != look(1)["linestyle"]
 
 
 def test_a_plot_of_nothing_is_empty() -> None:

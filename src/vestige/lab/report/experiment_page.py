@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from vestige.checks import round_up
@@ -44,6 +45,7 @@ def experiment_page(
 ) -> str:
     """The page as text; `made_by` is the command that makes it again."""
     study, fair = experiment.kind == "direction-error", experiment.fair
+    title = partial(wording.cell, notes=experiment.notes)
     memory = _memory(rows)
     cells = numbers.get("fair", ())
     fair_run = any(line.get("count") for cell in cells for line in cell["lines"])
@@ -67,15 +69,15 @@ def experiment_page(
         numbers=numbers,
         finished=_finished(rows),
         expected=sum(count_of(experiment).values()),
-        guarantee=None if study else _guarantee(rows, numbers, experiment.heading),
+        guarantee=None if study else _guarantee(rows, numbers, experiment),
         protocol=[] if study else _protocol(experiment),
         methods=_sweeps(experiment) if study else _methods(experiment.arms, "protocol"),
         fair_methods=fair and _methods(fair.arms, "learning rates"),
         plots=plots,
         memory=memory,
         panels=[(panel, panel_tables(panel)) for panel in numbers.get("panels", ())],
-        published=cells_of(numbers.get("published", ()), experiment.tables, wording.cell),
-        fair=cells_of(cells, fair_tables(experiment), wording.cell) if fair_run else [],
+        published=cells_of(numbers.get("published", ()), experiment.tables, title),
+        fair=cells_of(cells, fair_tables(experiment), title) if fair_run else [],
         comparisons=comparisons,
         files=downloads.rows_of(experiment.name, rows),
         origin=_origin(rows),
@@ -94,7 +96,7 @@ def _finished(rows: Sequence[Row]) -> int:
     )
 
 
-def _guarantee(rows: Sequence[Row], numbers: Numbers, heading: str) -> dict[str, Any]:
+def _guarantee(rows: Sequence[Row], numbers: Numbers, experiment: Experiment) -> dict[str, Any]:
     """Formal epsilon of every method beside the papers' figure, with what limits it."""
     stated = dict.fromkeys(str(row.get("guarantee", "none")) for row in rows)
     adjacency = " / ".join(g.partition("-DP, ")[2] for g in stated if g != "none") or "none stated"
@@ -113,7 +115,7 @@ def _guarantee(rows: Sequence[Row], numbers: Numbers, heading: str) -> dict[str,
         "adjacency": adjacency,
         "accountant": ", ".join(used).upper(),
         "notes": _notes(rows, max(finite, default=None)),
-        "tables": _epsilon_tables(numbers, heading),
+        "tables": _epsilon_tables(numbers, experiment),
     }
 
 
@@ -139,7 +141,7 @@ def _notes(rows: Sequence[Row], largest: float | None) -> list[str]:
     return notes
 
 
-def _epsilon_tables(numbers: Numbers, heading: str) -> list[Table]:
+def _epsilon_tables(numbers: Numbers, experiment: Experiment) -> list[Table]:
     """Formal epsilon and the papers' figure of every method; cells that agree share a table."""
     groups: dict[str, tuple[list[str], list[list[str]]]] = {}
     for cell in numbers["published"]:
@@ -154,13 +156,15 @@ def _epsilon_tables(numbers: Numbers, heading: str) -> list[Table]:
         ]
         if lines:
             titles, _ = groups.setdefault(json.dumps(lines), ([], lines))
-            titles.append(wording.cell(cell["cell"]))
+            titles.append(wording.cell(cell["cell"], experiment.notes))
     headings = ["method", "formal epsilon", "papers' figure (diagnostic)"]
     return [
         Table(
             headings,
             lines,
-            heading if len(groups) == 1 else f"{heading} ({'; '.join(titles)})",
+            experiment.heading
+            if len(groups) == 1
+            else f"{experiment.heading} ({'; '.join(titles)})",
         )
         for titles, lines in groups.values()
     ]
@@ -169,7 +173,7 @@ def _epsilon_tables(numbers: Numbers, heading: str) -> list[Table]:
 def _protocol(experiment: Experiment) -> list[tuple[str, str]]:
     values: dict[str, Any] = experiment.protocol.values | experiment.grid
     told: list[tuple[str, str]] = [
-        ("data", ", ".join(wording.dataset(name) for name in experiment.datasets)),
+        ("data", ", ".join(wording.noted(name, experiment.notes) for name in experiment.datasets)),
         ("seeds", str(experiment.seeds)),
     ]
     for key, value in values.items():

@@ -34,6 +34,20 @@ from vestige.lab.summary import Numbers, matching
 
 _INTERVALS = "Bars are two-sided 95 % Student-t intervals over the seeds."
 _SHORT = {"bounding": "beta", "dimension": "d", "batch": "B", "sigma": "sigma"}
+_LONG = {
+    "bounding": "bounding factor beta",
+    "dimension": "dimension d",
+    "batch": "batch size B",
+    "sigma": "noise multiplier sigma",
+    "signal": "signal: length of the mean gradient over C",
+}
+_STUDIED = {
+    "dp_sgd": "DP-SGD",
+    "geodp": "GeoDP as published (not private)",
+    "averaged": "DP-SGD, averaged over releases",
+    "box": "GeoDP box",
+    "tangent": "GeoDP tangent",
+}
 _ERRORS = {
     "direction_mse": ("direction-error", "mean squared error of the direction"),
     "gradient_mse": ("gradient-error", "mean squared error of the gradient"),
@@ -60,6 +74,10 @@ class _Material:
         self.common_name = common_name(experiment)
         self.crowded = crowded(experiment.arms)
         self.coloured = {style["color"] for style in looks()}
+
+    def title(self, cell: Mapping[str, Any]) -> str:
+        """What a panel of the cell is called."""
+        return wording.cell(cell, self.experiment.notes)
 
     def levels(self, dataset: str) -> dict[str, float]:
         """What other models reach on the images of a dataset."""
@@ -102,7 +120,7 @@ def _accuracy_by(x: str, label: str, title: str, material: _Material) -> Plot:
         if lines:
             finish = partial(levels, known=material.levels(cell["dataset"]))
             labels = (label, "test accuracy")
-            panels.append(line_panel(wording.cell(cell), labels, lines, finish=finish))
+            panels.append(line_panel(material.title(cell), labels, lines, finish=finish))
     caption = BAND
     if material.crowded:
         caption += " Grey lines are drawn without their bands."
@@ -136,7 +154,7 @@ def _epsilon_by_epoch(material: _Material) -> Plot:
 
         if lines:
             titles, _ = panels.get(repr((lines, marks)), ([], None))
-            titles.append(wording.cell(cell))
+            titles.append(material.title(cell))
             labels = ("epoch", "formal epsilon (joint)")
             panel = line_panel("; ".join(titles), labels, lines, finish=finish)
             panels[repr((lines, marks))] = (titles, panel)
@@ -167,9 +185,10 @@ def _marginal_by_epoch(material: _Material) -> Plot:
         ]
         if lines:
             labels = ("epoch", wording.PAPERS_FIGURE)
-            panels.append(line_panel(wording.cell(cell), labels, lines, finish=from_zero))
-    title = "Epsilon of one group alone by epoch, a diagnostic and no guarantee"
-    return plot("marginal-by-epoch", title, "At sigma/beta, by RDP.", panels, "No run has it.")
+            panels.append(line_panel(material.title(cell), labels, lines, finish=from_zero))
+    title = "Epsilon of one group alone by epoch (no guarantee)"
+    caption = "At sigma/beta, by RDP: a diagnostic of one group alone, not a guarantee."
+    return plot("marginal-by-epoch", title, caption, panels, "No run has it.")
 
 
 def _stages(material: _Material) -> Plot:
@@ -204,7 +223,7 @@ def _final_accuracy(material: _Material) -> Plot:
                 dots.append(Dot(line["label"], style, *shown))
                 base = ours.get("mean") if line["label"] == compared else base
         if dots:
-            title, known = wording.cell(cell["cell"]), material.levels(cell["cell"]["dataset"])
+            title, known = material.title(cell["cell"]), material.levels(cell["cell"]["dataset"])
             panels.append(dot_panel(title, "final test accuracy", dots, base=base, known=known))
     dashed = f" The dashed line is the reference, {compared}." if compared else ""
     printed = any("accuracy" in arm.paper for arm in material.experiment.arms)
@@ -220,7 +239,7 @@ def _best_accuracy(material: _Material) -> Plot:
         values = [(line["label"], line["best_accuracy"]) for line in lines]
         dots = [Dot(name, material.styles[name], v["mean"], _ends(v)) for name, v in values]
         if dots:
-            title, known = wording.cell(cell["cell"]), material.levels(cell["cell"]["dataset"])
+            title, known = material.title(cell["cell"]), material.levels(cell["cell"]["dataset"])
             panels.append(dot_panel(title, "best test accuracy", dots, known=known))
     caption = f"The best epoch on the test images, which nobody may choose by. {_INTERVALS}"
     return plot("best-accuracy", "Best test accuracy of each run", caption, panels)
@@ -243,7 +262,7 @@ def _runtime(material: _Material) -> Plot:
             dots.append(Dot(line["label"], style, mean / scale, ends, printed, note=note))
         if dots:
             label = f"time relative to {compared}" if base else "seconds"
-            panels.append(dot_panel(wording.cell(cell["cell"]), label, dots, bars=True))
+            panels.append(dot_panel(material.title(cell["cell"]), label, dots, bars=True))
     caption = (
         "Bars are means over the seeds, with one sample standard deviation; numbers are seconds on "
         "our machine, which is not the papers': compare the ratios."
@@ -267,7 +286,7 @@ def _depth_by_interval(material: _Material) -> Plot:
                     style, paper = material.styles[arm], printed[arm].get(name)
                     dots.append(Dot(arm, style, ours.mean, (ours.low, ours.high), paper))
             if dots:
-                panels.append(dot_panel(wording.cell(cell), label, dots))
+                panels.append(dot_panel(material.title(cell), label, dots))
     caption = (
         "Unweighted means over matrix groups and the steps from window - 1 on. "
         f"{_INTERVALS} Memory ratio: norm of the memory branch over norm of the release."
@@ -292,7 +311,7 @@ def _fair_accuracy(material: _Material) -> Plot:
             labels = ("formal epsilon of every method", "test accuracy")
             ticks = [f"epsilon {cell['cell']['epsilon']:g}" for cell in cells]
             most = partial(levels, known=material.levels(dataset))
-            title = wording.dataset(dataset)
+            title = material.title({"dataset": dataset})
             panels.append(line_panel(title, labels, lines, ticks=ticks, finish=most))
     caption = (
         "The same formal epsilon for every method, learning rates chosen on images that no "
@@ -319,6 +338,10 @@ def _points(label: str, style: Style, cells: Sequence[Numbers]) -> Line | None:
     return Line(label, style, x, y, low if bars else None, high if bars else None)
 
 
+def _studied(method: str) -> str:
+    return _STUDIED.get(method, method)
+
+
 def _errors(numbers: Numbers, measure: str, name: str, label: str) -> Plot:
     """One measure of a direction study, panel by panel."""
     panels = []
@@ -327,7 +350,7 @@ def _errors(numbers: Numbers, measure: str, name: str, label: str) -> Plot:
         methods = [key for key in (points or [{}])[0] if key.endswith(f"_{measure}")]
         lines = [
             Line(
-                key.removesuffix(f"_{measure}").replace("_", "-"),
+                _studied(key.removesuffix(f"_{measure}")),
                 reference() if key.startswith("dp_sgd") else look(number),
                 [point["value"] for point in points],
                 [point[key] for point in points],
@@ -341,7 +364,8 @@ def _errors(numbers: Numbers, measure: str, name: str, label: str) -> Plot:
                 if name in panel["fixed"]
             ]
             title = f"{panel['panel']}: {', '.join(fixed)}"  # what varies is on the axis
-            panels.append(line_panel(title, (panel["varied"], label), lines, log=True))
+            labels = (_LONG.get(panel["varied"], panel["varied"]), label)
+            panels.append(line_panel(title, labels, lines, log=True))
     caption = "Synthetic gradients; both axes are logarithmic."
     return plot(name, label.capitalize(), caption, panels, "No point is done.")
 
@@ -355,7 +379,7 @@ _MAKERS: dict[str, Callable[[_Material], Plot]] = {
         _accuracy_by,
         "epsilon_marginal",
         wording.PAPERS_FIGURE,
-        "Test accuracy by the epsilon of one group alone, a diagnostic and no guarantee",
+        "Test accuracy by the epsilon of one group alone (no guarantee)",
     ),
     "marginal-by-epoch": _marginal_by_epoch,
     "epsilon-by-epoch": _epsilon_by_epoch,

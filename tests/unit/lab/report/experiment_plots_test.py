@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.experiments import REPORT_TOY, made_rows, report_files, report_toy
-from vestige.lab import catalogue
+from vestige.lab import catalogue, wording
 from vestige.lab.plots import quiet, reference
 from vestige.lab.report.experiment_plots import plots
 from vestige.lab.summary import summarised
@@ -73,7 +73,8 @@ def test_the_accuracy_without_privacy_is_a_line_of_every_accuracy_plot(tmp_path:
     ):
         for one in plots(toy, rows, summarised(toy, rows, levels)):
             if "accuracy" in one.name and one.svg:
-                assert ("without privacy" in one.svg) is ("another" in one.svg) is shown, one.name
+                assert (">without privacy<" in one.svg) is shown, one.name  # in the legend
+                assert ("another" in one.svg) is shown, one.name
                 assert ("9.870: another" in one.svg) is noted, one.name
 
 
@@ -86,6 +87,17 @@ def test_titles_promise_the_papers_values_where_there_are_some(tmp_path: Path) -
         assert ("the paper's" in title) == (name == "with")
 
 
+def test_a_note_on_a_dataset_is_said_wherever_it_is_named(tmp_path: Path) -> None:
+    content = REPORT_TOY.replace("[protocol]", "[notes]\nmnist = 'the half'\n[protocol]")
+    made = report_files(report_toy(tmp_path, content), tmp_path / "toy")
+    assert "mnist (the half)" in made["table.md"]
+    assert not re.findall(r"mnist(?! \(the half\)), ", made["table.md"])
+    for name, content in made.items():
+        if name not in ("stages.svg", "table.json", "table.md"):
+            assert "MNIST (the half)" in content, name
+            assert name == "report.html" or "MNIST<" not in content
+
+
 @pytest.mark.parametrize("name", ["geodp-fig3", "geodp-fig4"])
 def test_panels_of_a_study_say_what_is_fixed_in_full(name: str) -> None:
     study = catalogue.find(name).quickened()
@@ -94,3 +106,16 @@ def test_panels_of_a_study_say_what_is_fixed_in_full(name: str) -> None:
         assert figure.svg and "\N{HORIZONTAL ELLIPSIS}" not in figure.svg
         for sweep in study.sweeps:
             assert f"{sweep.name}: " in figure.svg
+            for panel in (">DP-SGD<", ">GeoDP as published (not private)<"):
+                assert panel in figure.svg
+            assert ">bounding<" not in figure.svg  # the axis says the paper's letter
+
+
+def test_titles_and_labels_fit_their_plots() -> None:
+    """A panel is 470 points wide and 300 high, its axes 230: more characters would be cut off."""
+    experiments = [catalogue.find(name).quickened() for name in ("sma-fig3", "sma-fig5")]
+    for experiment in experiments:
+        rows = made_rows(experiment)
+        for figure in plots(experiment, rows, summarised(experiment, rows)):
+            assert len(figure.title) <= 70, figure.title
+    assert len(wording.PAPERS_FIGURE) <= 40
