@@ -253,12 +253,19 @@ def _prepared(run: RunSetting, device: str) -> tuple[Dataset, str]:
     assert held_out is not None
     tuning = run.validation_range is not None
     asked = run.dataset, tuple(run.train_range), tuple(held_out), tuning
-    return _featured(*asked, device) if run.model.startswith("scatter") else _load(*asked)
+    if run.model.startswith("scatter"):
+        return _featured(run.model, *asked, device)
+    return _load(*asked)
 
 
 @functools.lru_cache(maxsize=2)  # what is tuned on, and what is reported
 def _featured(
-    name: str, train: tuple[int, ...], held_out: tuple[int, ...], validation: bool, device: str
+    kind: str,
+    name: str,
+    train: tuple[int, ...],
+    held_out: tuple[int, ...],
+    validation: bool,
+    device: str,
 ) -> tuple[Dataset, str]:
     """The data with their scattering features, which all runs in a row share."""
     from vestige.train import models
@@ -266,7 +273,7 @@ def _featured(
 
     data, digest = _load(name, train, held_out, validation)
     where = training.device_of(device)
-    model = models.build("scatter", data.input_shape, data.classes, 0).to(where)
+    model = models.build(kind, data.input_shape, data.classes, 0).to(where)
     return with_features(data, model, where, lambda _: None), digest
 
 

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from vestige.train.data import Dataset
 
 ROWS_AT_ONCE = {"linear": 4096, "mlp": 4096, "cnn": 1024, "scatter": 4096}
-ROWS_AT_ONCE |= {"resnet18": 128, "wrn": 128, "scatter-cnn": 1024, "least-squares": 64}
+ROWS_AT_ONCE |= {
+    "resnet18": 128,
+    "wrn": 128,
+    "scatter-cnn": 1024,
+    "scatter-mirror": 4096,
+    "least-squares": 64,
+}
 _ROWS_OF_OWN = 256  # of a model that is somebody's own
 _DIGITS = ("digits", "mnist", "svhn")  # a mirrored one is another sign, or none
 

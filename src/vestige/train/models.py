@@ -22,6 +22,7 @@ from vestige.train.recipes.features import (
     probe,
     scatter,
     scatter_cnn,
+    scatter_mirror,
     scattered,
 )
 from vestige.train.recipes.least_squares import LeastSquares
@@ -256,10 +257,11 @@ _BUILDERS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "resnet18": lambda shape, classes: ResNet18(shape[0], classes),
     "wrn": wide_resnet,
     "scatter": scatter,
+    "scatter-mirror": scatter_mirror,
     "scatter-cnn": scatter_cnn,
     "least-squares": lambda shape, classes: LeastSquares(math.prod(shape), classes),
 }
-_IMAGE_MODELS = ("cnn", "resnet18", "wrn", "scatter", "scatter-cnn")
+_IMAGE_MODELS = ("cnn", "resnet18", "wrn", "scatter", "scatter-mirror", "scatter-cnn")
 
 # With sum, noise and gradient, 16 GiB: more is a mistake in the data sooner than a wish.
 _MOST_PARAMETERS = 2**30

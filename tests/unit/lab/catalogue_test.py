@@ -48,6 +48,7 @@ NAMES = [
     "sma-tuned",
     "sma-cnn",
     "scatter",
+    "scatter-mirror",
     "scatter-cnn",
     "scatter-memory",
     "scatter-slices",

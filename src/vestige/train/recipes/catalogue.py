@@ -24,6 +24,10 @@ RECIPES: Mapping[str, Recipe] = {
         "a linear model on scattering features of images (Tramer and Boneh, arXiv 2011.11660)",
         {"model": "scatter", "lot": 8192, "epochs": 60, "lr": 0.1, "momentum": 0.9},
     ),
+    "scatter-mirror": Recipe(
+        "the same for photographs, on features that an image shares with its mirror image",
+        {"model": "scatter-mirror", "lot": 8192, "epochs": 60, "lr": 0.1, "momentum": 0.9},
+    ),
     "scatter-cnn": Recipe(
         "a small CNN on scattering features of images, for a GPU",
         {"model": "scatter-cnn", "lot": 8192, "epochs": 60, "lr": 1.0, "momentum": 0.9},

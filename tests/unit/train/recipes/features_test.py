@@ -22,12 +22,39 @@ from vestige.train.recipes.features import OnFeatures, check_rows, probe, with_f
 from vestige.train.training import prepare, resume, train
 
 
-@pytest.mark.parametrize("name", ["scatter", "scatter-cnn"])
+@pytest.mark.parametrize("name", ["scatter", "scatter-mirror", "scatter-cnn"])
 @pytest.mark.parametrize("shape", [(3, 16, 16), (1, 28, 28)])
 def test_scores_of_features_are_those_of_the_inputs(name, shape):
     model = build(name, shape, 4, seed=0)
     x = torch.rand(5, *shape)
     assert torch.equal(model(model.features(x)), model(x))
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 8, 8)])
+def test_mirrored_features_do_not_tell_left_from_right(shape):
+    model, plain = build("scatter-mirror", shape, 4, seed=0), build("scatter", shape, 4, seed=0)
+    x = torch.rand(5, *shape)
+    made = model.features(x)
+    assert torch.equal(made, model.features(x.flip(-1)))
+    assert tuple(made.shape[1:]) == model.shape
+    assert model.shape[-1] == plain.shape[-1] // 2 + 1
+    both = (plain.features(x) + plain.features(x.flip(-1))) / 2
+    assert torch.equal(made, both[..., : model.shape[-1]])
+
+
+def test_the_half_that_mirrored_features_leave_out_says_little():
+    """The left half tells the right half of images that it was not fitted to."""
+    from vestige.train.recipes.features import Mirrored
+    from vestige.train.recipes.public_scale import random_images
+
+    model = build("scatter-mirror", (3, 32, 32), 4, seed=0)
+    assert isinstance(model.features, Mirrored)
+    images = random_images((3, 32, 32), 60, seed=1)
+    inner = model.features.features
+    whole = (inner(images) + inner(images.flip(-1))) / 2
+    for left, right in ((1, 7), (2, 6), (3, 5)):  # a pixel nearer to the middle, or further
+        a, b = whole[..., left].mean((1, 2)), whole[..., right].mean((1, 2))
+        assert float(torch.corrcoef(torch.stack([a, b]))[0, 1]) > 0.9
 
 
 def test_features_are_computed_once_and_told():
