@@ -6,6 +6,7 @@ import functools
 import math
 import re
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 
 from tests.support.fsdp_program import CASES, IN_SHARDS
 from tests.support.inclusion import check_poisson
-from tests.support.ranks import together
+from tests.support.ranks import finish, start, together
 
 WALK = "frozen,full,tiny_lots,noise,spectra"
 SAME = "apart,charges,own_records,half,messages,inclusion"
@@ -165,6 +166,19 @@ def test_a_rank_that_runs_another_pass_stops_all(world):
             assert "a sharded model needs all ranks for every pass" in said["error"]
         assert "runs the model without gradients" in rank["evaluates"]["error"]
         assert "begins a backward pass (lot 1" in rank["gives up"]["error"]
+
+
+def test_a_rank_that_is_killed_in_a_pass_is_named(tmp_path):
+    """The messages are FSDP's own; the lot that was open is charged."""
+    first, second = start("killed", 2, tmp_path, "fsdp_program")
+    finish([first], tmp_path)
+    second.join()
+    assert second.exitcode == -signal.SIGKILL
+    told = torch.load(tmp_path / "killed.0.pt")
+    assert "run a pass of the sharded model: rank 1 (process" in told["error"]
+    assert "go on from the last checkpoint" in told["error"]
+    assert (told["released"], told["charged"]) == (2, 3)
+    assert told["seconds"] < 30  # the group itself would wait for 300
 
 
 def test_what_does_not_go_with_shards_is_refused_by_its_reason(walked):
