@@ -76,7 +76,13 @@ def own_seeds(folder):
 
 
 def noise(folder):
-    """Releases of no records: noise alone."""
+    """Noise alone, where all ranks have set one seed, and where each has set its own."""
+    return {"values": [_noise_after(seed) for seed in (0, dist.get_rank())]}
+
+
+def _noise_after(seed):
+    """A release of no records, in units of the noise."""
+    torch.manual_seed(seed)
     data = TensorDataset(torch.zeros(N, 5).double(), torch.zeros(N, dtype=torch.int64))
     model = nn.Linear(5, 2000).double()
     engine = PrivacyEngine("rdp")
@@ -89,7 +95,7 @@ def noise(folder):
     )
     x, y = next(iter(loader))
     optimizer.step(closure_of(model, optimizer, x, y))
-    return {"values": engine.door.last[0] / 2e-9}
+    return engine.door.last[0] / 2e-9
 
 
 def sharded(folder):
@@ -113,8 +119,13 @@ def inclusion(folder, own=slice(None), **options):
     return {"lots": lots_of(model, own, **options), "weights": flat(model.parameters())}
 
 
+def pieces(folder):
+    """As `inclusion`, in physical batches of one record: none of them is a lot of its own."""
+    return inclusion(folder, max_physical_batch_size=1)
+
+
 def lots_of(model, own=slice(None), **options):
-    """The records of this rank's share of 150 lots."""
+    """The records of this rank's share of 150 lots, whatever batches they come in."""
     x = torch.arange(N).double()[:, None].repeat(1, 5)
     data = TensorDataset(x[own], torch.zeros(N).long()[own])
     engine = PrivacyEngine("rdp")
@@ -126,12 +137,13 @@ def lots_of(model, own=slice(None), **options):
         max_grad_norm=1.0,
         **options,
     )
-    lots = []
+    lots = [[]]
     while engine.released < 150:
         for x, y in loader:
-            lots.append([] if engine._run.capture.batch.empty else x[:, 0].long().tolist())
+            lots[-1] += [] if engine._run.capture.batch.empty else x[:, 0].long().tolist()
             optimizer.step(closure_of(model, optimizer, x, y))
-    return lots
+            lots += [[]] * (len(lots) == engine.released)
+    return lots[:-1]
 
 
 class Drawing(nn.Module):
@@ -236,6 +248,16 @@ def exhausted(folder):
     spent = engine.get_epsilon(1e-3)
     engine.close()
     return {"released": engine.released, "epsilon": spent, "file": engine.ledger.file is not None}
+
+
+def straight(folder):
+    """Nine steps without a break, and the weights after every third one."""
+    engine, *rest = private("fo", steps=9)
+    weights = []
+    for _ in range(3):
+        run(engine, *rest, 3)
+        weights.append(flat(rest[0].parameters()))
+    return {"weights": weights}
 
 
 def saved(folder):
