@@ -336,8 +336,9 @@ class Ranks:
     def _broken(self, what: str) -> PrivacyError:
         self.fault()
         return PrivacyError(
-            f"the ranks could not {what}: {gone(self._places)} A lot at hand is charged on rank "
-            "0's ledger. Start the processes again and go on from the last checkpoint."
+            f"the ranks could not {what}: {gone(self._places)} What was added up of a lot is "
+            "charged on rank 0's ledger. Start the processes again and go on from the last "
+            "checkpoint."
         )
 
 
