@@ -186,6 +186,7 @@ def test_what_does_not_go_with_shards_is_refused_by_its_reason(walked):
         assert "'0.a' is trained in shards and '3.weight' as a whole" in said.pop("half")
         assert "'3.weight' is a DTensor that no fully_shard manages" in said.pop("strange")
         assert re.search("parameter '0.weight' is sharded as .* dimension 0", said.pop("columns"))
+        assert "'auto' does not go with parameters in shards" in said.pop("rows")
         assert "averaging='ema' keeps copies" in said.pop("average")
         assert "looks at the whole gradient" in said["geodp-box"]
         assert "looks at a batch twice" in said["dp-sam"]

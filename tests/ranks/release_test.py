@@ -23,8 +23,8 @@ REFUSED = (
 )
 WORLDS = {
     1: ALL,
-    2: f"{ALL},own_seeds,noise,inclusion,sharded,pieces,masks,dropout,resumed,key_apart,{REFUSED},"
-    "default_backend",
+    2: f"{ALL},own_seeds,noise,inclusion,sharded,pieces,as_many_as_fit,masks,dropout,resumed,"
+    f"key_apart,{REFUSED},default_backend",
     4: f"{ALL},inclusion,sharded,subgroup",
 }
 
@@ -129,6 +129,12 @@ def test_the_key_is_never_in_the_store(task, two):
         assert rank["found"] == []
         assert rank["seen"] == ["raw", "hex", "base64", "repr"]
     assert task == "key_apart" or two[0][task]["backend"] != "gloo"
+
+
+def test_ranks_take_as_many_rows_as_fit_on_each(two):
+    for rank in (rank["as_many_as_fit"] for rank in two):
+        assert rank["rows"] == 5
+        assert torch.equal(rank["weights"], two[0]["as_many_as_fit"]["weights"])
 
 
 def test_no_two_ranks_draw_the_same_masks(two):

@@ -362,6 +362,7 @@ def unfit(folder):
         private("dp-sgd", _sgd, net)
 
     others = {name: {"method": name} for name in METHODS if name not in IN_SHARDS}
+    others |= {"rows": {"method": "dp-sgd", "max_physical_batch_size": "auto"}}
     others |= {"average": {"method": "dp-sgd", "averaging": "ema"}}
     said = {
         name: _refused(lambda _, case=case: private(model=model(True), steps=4, **case))

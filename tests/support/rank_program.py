@@ -20,6 +20,7 @@ from tests.support.rank_faults import records, refused
 from tests.support.small_runs import N, closure_of, flat, net, private, run
 from tests.support.spectra_runs import looked_at
 from vestige import PrivacyEngine
+from vestige.engine import fitting
 from vestige.errors import VestigeError
 from vestige.methods import METHODS
 from vestige.sampling.forward_randomness import LotStream
@@ -156,6 +157,29 @@ class Drawing(nn.Module):
     def forward(self, x):
         self.drawn.append(torch.rand(4).tolist())
         return self.inner(x)
+
+
+class Limited(nn.Module):
+    """On a device that has room for 7 rows on rank 0, and for 5 on rank 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.room = net(), 7 - 2 * dist.get_rank()
+
+    def forward(self, x):
+        if len(x) > self.room:
+            raise torch.OutOfMemoryError("no room")
+        return self.inner(x)
+
+
+def as_many_as_fit(folder):
+    """The rows that the ranks have found, and their weights."""
+    tried = mock.patch.object(fitting, "foreseen", lambda steps, _: fitting.told(steps))
+    with tried:
+        engine, *rest = private("fo", model=Limited(), max_physical_batch_size="auto")
+    run(engine, *rest, 3)
+    rows = engine.plan.max_physical_batch_size
+    return {"rows": rows, "weights": flat(rest[0].parameters())}
 
 
 def masks(folder):

@@ -145,7 +145,7 @@ class PrivacyEngine(Shown):
         )
         with taking_place(inner, held) as before:
             if max_physical_batch_size == "auto":
-                request = fitted(request, self._ranks(options).world)
+                request = fitted(request, self._ranks(options))
             run, things = self._run_of(request)
             try:
                 self._books.check_unchanged()

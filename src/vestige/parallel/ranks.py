@@ -161,6 +161,15 @@ class Ranks:
         self.all_well()
         return made
 
+    def least(self, number: float) -> Any:
+        """The least of every rank's numbers."""
+        return min(self._each_has(number))
+
+    @property
+    def beside(self) -> int:
+        """How many ranks this machine has."""
+        return sum(host == socket.gethostname() for host, _ in self._places)
+
     def check_same(self, facts: dict[str, Any]) -> None:
         """Refuse ranks whose settings differ, naming what."""
         if self.group is None:
