@@ -42,18 +42,18 @@ def row_squares(values: Tensor, factor: bool = False) -> Tensor:
         return fused.row_squares(flat, limited=factor)
     if flat.device.type == "cpu" and flat.dtype == torch.float32 and width > 256:
         # A long float32 sum of equal squares rounds all one way. Short blocks and torch.sum, which
-        # adds in a tree, do not, and are fast; they serve where nothing over- or underflows.
+        # adds in a tree, do not, and are fast; they serve rows that neither over- nor underflow.
         if width % 32 == 0:
             blocks = torch.linalg.vector_norm(flat.unflatten(1, (-1, 32)), dim=2)
-            squares = blocks.square_().sum(1)
+            squares = blocks.square_().sum(1).double()
         else:
-            squares = flat.square().sum(1)
-        low, high = squares.aminmax()
-        if float(low) > 1e-30 and float(high) < 1e30:
-            in_range: Tensor = squares.double()
-            return in_range
-    norms: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
-    squares = norms.square_()
+            squares = flat.square().sum(1).double()
+        odd = ~((squares > 1e-30) & (squares < 1e30))
+        if not bool(odd.any()):
+            return squares
+        squares[odd] = torch.linalg.vector_norm(flat[odd], dim=1, dtype=torch.float64).square_()
+    else:
+        squares = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64).square_()
     return limited(squares, values.dtype) if factor else squares
 
 
