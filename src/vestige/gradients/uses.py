@@ -45,7 +45,7 @@ def row_squares(values: Tensor, factor: bool = False) -> Tensor:
         # adds in a tree, do not, and are fast; they serve rows that neither over- nor underflow.
         if width % 32 == 0:
             blocks = torch.linalg.vector_norm(flat.unflatten(1, (-1, 32)), dim=2)
-            squares = blocks.square_().sum(1).double()
+            squares: Tensor = blocks.square_().sum(1).double()
         else:
             squares = flat.square().sum(1).double()
         odd = ~((squares > 1e-30) & (squares < 1e30))
