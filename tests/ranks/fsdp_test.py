@@ -6,6 +6,7 @@ import functools
 import math
 import re
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 
 from tests.support.fsdp_program import CASES, IN_SHARDS
 from tests.support.inclusion import check_poisson
-from tests.support.ranks import together
+from tests.support.ranks import finish, start, together
 
 WALK = "frozen,full,tiny_lots,noise,spectra"
 SAME = "apart,charges,own_records,half,messages,inclusion"
@@ -167,11 +168,25 @@ def test_a_rank_that_runs_another_pass_stops_all(world):
         assert "begins a backward pass (lot 1" in rank["gives up"]["error"]
 
 
+def test_a_rank_that_is_killed_in_a_pass_is_named(tmp_path):
+    """The messages are FSDP's own; the lot that was open is charged."""
+    first, second = start("killed", 2, tmp_path, "fsdp_program")
+    finish([first], tmp_path)
+    second.join()
+    assert second.exitcode == -signal.SIGKILL
+    told = torch.load(tmp_path / "killed.0.pt")
+    assert "run a pass of the sharded model: rank 1 (process" in told["error"]
+    assert "go on from the last checkpoint" in told["error"]
+    assert (told["released"], told["charged"]) == (2, 3)
+    assert told["seconds"] < 30  # the group itself would wait for 300
+
+
 def test_what_does_not_go_with_shards_is_refused_by_its_reason(walked):
     for said in ({k: v["error"] for k, v in rank["unfit"].items()} for rank in walked(2)):
         assert "'0.a' is trained in shards and '3.weight' as a whole" in said.pop("half")
         assert "'3.weight' is a DTensor that no fully_shard manages" in said.pop("strange")
         assert re.search("parameter '0.weight' is sharded as .* dimension 0", said.pop("columns"))
+        assert "'auto' does not go with parameters in shards" in said.pop("rows")
         assert "averaging='ema' keeps copies" in said.pop("average")
         assert "looks at the whole gradient" in said["geodp-box"]
         assert "looks at a batch twice" in said["dp-sam"]

@@ -18,13 +18,13 @@ from vestige.methods import METHODS
 
 ALL = "methods,tiny_lots,spectra"
 REFUSED = (
-    "other_order,other_settings,other_parameters,refused_on_one,other_noise,forgotten,"
+    "other_order,other_settings,other_generator,other_parameters,refused_on_one,other_noise,forgotten,"
     "same_shards,split_users,late_group,exhausted,apart,apart_spectra,wrapped,wrapped_later"
 )
 WORLDS = {
     1: ALL,
-    2: f"{ALL},own_seeds,noise,inclusion,sharded,masks,dropout,resumed,key_apart,{REFUSED},"
-    "default_backend",
+    2: f"{ALL},own_seeds,noise,inclusion,sharded,pieces,as_many_as_fit,masks,dropout,resumed,"
+    f"key_apart,{REFUSED},default_backend",
     4: f"{ALL},inclusion,sharded,subgroup",
 }
 
@@ -93,16 +93,19 @@ def test_whatever_seeds_and_weights_the_ranks_began_with(two):
     assert torch.equal(*(rank["own_seeds"]["weights"] for rank in two))
 
 
-def test_the_noise_has_its_variance_once(two):
+def test_the_noise_has_its_variance_once_whatever_seeds_are_set(two):
     """12,000 numbers of variance 1: five standard errors, one false alarm in two million."""
-    values = two[0]["noise"]["values"]
-    error = math.sqrt(2 / values.numel())
-    assert abs(float(values.square().mean()) - 1) < 5 * error
-    assert torch.equal(two[1]["noise"]["values"], values)
+    drawn = two[0]["noise"]["values"]
+    for values, others in zip(drawn, two[1]["noise"]["values"], strict=True):
+        assert torch.equal(values, others)
+        assert abs(float(values.square().mean()) - 1) < 5 * math.sqrt(2 / values.numel())
+    between = float(torch.corrcoef(torch.stack(drawn))[0, 1])  # rank 0's seed was 0 in both
+    assert abs(between) < 5 / math.sqrt(len(drawn[0]))
 
 
 @pytest.mark.parametrize(
-    "count, task", [(2, "inclusion"), (2, "sharded"), (4, "inclusion"), (4, "sharded")]
+    "count, task",
+    [(2, "inclusion"), (2, "sharded"), (2, "pieces"), (4, "inclusion"), (4, "sharded")],
 )
 def test_every_record_is_on_one_rank_and_in_a_quarter_of_the_lots(walked, count, task):
     world = walked(count)
@@ -126,6 +129,12 @@ def test_the_key_is_never_in_the_store(task, two):
         assert rank["found"] == []
         assert rank["seen"] == ["raw", "hex", "base64", "repr"]
     assert task == "key_apart" or two[0][task]["backend"] != "gloo"
+
+
+def test_ranks_take_as_many_rows_as_fit_on_each(two):
+    for rank in (rank["as_many_as_fit"] for rank in two):
+        assert rank["rows"] == 5
+        assert torch.equal(rank["weights"], two[0]["as_many_as_fit"]["weights"])
 
 
 def test_no_two_ranks_draw_the_same_masks(two):
@@ -239,6 +248,14 @@ def test_ranks_with_other_settings_are_refused(two):
         assert re.search(r"noise_multiplier: 0.7?5 and 0.7?5", rank["error"])
 
 
+def test_ranks_that_make_their_noise_in_other_ways_are_refused(two):
+    """Two draws of noise on one sum would be half of its variance to whoever sees both."""
+    for rank in (rank["other_generator"] for rank in two):
+        secure, torches = rank["errors"]
+        assert re.search(r"secure_mode: (True|False) and (True|False)", secure)
+        assert re.search(r"noise made by: torch 0.1.* and torch|torch .* and torch 0.1", torches)
+
+
 def test_ranks_that_train_other_parameters_are_refused(two):
     """Sums of different lengths would be added up to nonsense, or end the process."""
     for rank in (rank["other_parameters"] for rank in two):
@@ -269,8 +286,9 @@ def test_two_ranks_resume_as_one_and_as_four(tmp_path):
         assert all(torch.equal(rank["weights"], ranks[0]["weights"]) for rank in ranks)
         reached.append(ranks[0])
     assert [one["released"] for one in reached] == [3, 6, 9]
-    (straight,) = together("saved", 0, tmp_path / "alone")
-    assert torch.allclose(straight["weights"], reached[0]["weights"], rtol=1e-12, atol=0)
+    (straight,) = together("straight", 0, tmp_path / "alone")
+    for one, weights in zip(reached, straight["weights"], strict=True):
+        assert float((one["weights"] - weights).abs().max()) <= 1e-12 * float(weights.abs().max())
 
 
 def check_told(brought):

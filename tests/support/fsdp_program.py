@@ -5,6 +5,9 @@ World 0 is one process with the same model unsharded, as in `rank_program`.
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from unittest import mock
 
 import torch
@@ -316,6 +319,29 @@ def apart(folder):
     return {"evaluates": _refused(evaluates), "gives up": _refused(gives_up)}
 
 
+def killed(folder):
+    """Rank 1 is killed in the backward pass of the third lot: FSDP's own messages fail."""
+    options = {"steps": 8, "self_check": False}
+    reached = {}
+    engine, net, optimizer, loader = private("fo", _sgd, model(True), **options)
+    began = 0.0
+
+    def end(gradient):
+        if engine.released == 2 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        for x, y in loader:
+            began = time.time()
+            loss = F.cross_entropy(net(x), y)
+            loss.register_hook(end)
+            loss.backward()
+            optimizer.step()
+    except VestigeError as error:
+        reached = {"error": str(error), "seconds": time.time() - began}
+    return reached | {"charged": engine.ledger.steps, "released": engine.released}
+
+
 def unfit(folder):
     """What is refused for trained parameters in shards, and why."""
 
@@ -336,6 +362,7 @@ def unfit(folder):
         private("dp-sgd", _sgd, net)
 
     others = {name: {"method": name} for name in METHODS if name not in IN_SHARDS}
+    others |= {"rows": {"method": "dp-sgd", "max_physical_batch_size": "auto"}}
     others |= {"average": {"method": "dp-sgd", "averaging": "ema"}}
     said = {
         name: _refused(lambda _, case=case: private(model=model(True), steps=4, **case))

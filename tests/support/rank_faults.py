@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -122,6 +124,16 @@ def late_group(folder):
 def other_settings(folder):
     """Rank 1 asks for less noise."""
     return refused(lambda: private("dp-sgd", noise_multiplier=0.75 - 0.25 * dist.get_rank()))
+
+
+def other_generator(folder):
+    """Rank 1 makes its noise in another way, by its engine; then where another torch is there."""
+    other = dist.get_rank() == 1
+    modes = {"secure_mode": other, "noise_seed": None}
+    said = [refused(lambda: private("dp-sgd", engine_options=modes))]
+    with mock.patch.object(torch, "__version__", "0.1") if other else nullcontext():
+        said.append(refused(lambda: private("dp-sgd")))
+    return {"errors": [one["error"] for one in said]}
 
 
 def other_parameters(folder):

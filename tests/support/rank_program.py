@@ -20,6 +20,7 @@ from tests.support.rank_faults import records, refused
 from tests.support.small_runs import N, closure_of, flat, net, private, run
 from tests.support.spectra_runs import looked_at
 from vestige import PrivacyEngine
+from vestige.engine import fitting
 from vestige.errors import VestigeError
 from vestige.methods import METHODS
 from vestige.sampling.forward_randomness import LotStream
@@ -76,7 +77,13 @@ def own_seeds(folder):
 
 
 def noise(folder):
-    """Releases of no records: noise alone."""
+    """Noise alone, where all ranks have set one seed, and where each has set its own."""
+    return {"values": [_noise_after(seed) for seed in (0, dist.get_rank())]}
+
+
+def _noise_after(seed):
+    """A release of no records, in units of the noise."""
+    torch.manual_seed(seed)
     data = TensorDataset(torch.zeros(N, 5).double(), torch.zeros(N, dtype=torch.int64))
     model = nn.Linear(5, 2000).double()
     engine = PrivacyEngine("rdp")
@@ -89,7 +96,7 @@ def noise(folder):
     )
     x, y = next(iter(loader))
     optimizer.step(closure_of(model, optimizer, x, y))
-    return {"values": engine.door.last[0] / 2e-9}
+    return engine.door.last[0] / 2e-9
 
 
 def sharded(folder):
@@ -113,8 +120,13 @@ def inclusion(folder, own=slice(None), **options):
     return {"lots": lots_of(model, own, **options), "weights": flat(model.parameters())}
 
 
+def pieces(folder):
+    """As `inclusion`, in physical batches of one record: none of them is a lot of its own."""
+    return inclusion(folder, max_physical_batch_size=1)
+
+
 def lots_of(model, own=slice(None), **options):
-    """The records of this rank's share of 150 lots."""
+    """The records of this rank's share of 150 lots, whatever batches they come in."""
     x = torch.arange(N).double()[:, None].repeat(1, 5)
     data = TensorDataset(x[own], torch.zeros(N).long()[own])
     engine = PrivacyEngine("rdp")
@@ -126,12 +138,13 @@ def lots_of(model, own=slice(None), **options):
         max_grad_norm=1.0,
         **options,
     )
-    lots = []
+    lots = [[]]
     while engine.released < 150:
         for x, y in loader:
-            lots.append([] if engine._run.capture.batch.empty else x[:, 0].long().tolist())
+            lots[-1] += [] if engine._run.capture.batch.empty else x[:, 0].long().tolist()
             optimizer.step(closure_of(model, optimizer, x, y))
-    return lots
+            lots += [[]] * (len(lots) == engine.released)
+    return lots[:-1]
 
 
 class Drawing(nn.Module):
@@ -144,6 +157,29 @@ class Drawing(nn.Module):
     def forward(self, x):
         self.drawn.append(torch.rand(4).tolist())
         return self.inner(x)
+
+
+class Limited(nn.Module):
+    """On a device that has room for 7 rows on rank 0, and for 5 on rank 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.room = net(), 7 - 2 * dist.get_rank()
+
+    def forward(self, x):
+        if len(x) > self.room:
+            raise torch.OutOfMemoryError("no room")
+        return self.inner(x)
+
+
+def as_many_as_fit(folder):
+    """The rows that the ranks have found, and their weights."""
+    tried = mock.patch.object(fitting, "foreseen", lambda steps, _: fitting.told(steps))
+    with tried:
+        engine, *rest = private("fo", model=Limited(), max_physical_batch_size="auto")
+    run(engine, *rest, 3)
+    rows = engine.plan.max_physical_batch_size
+    return {"rows": rows, "weights": flat(rest[0].parameters())}
 
 
 def masks(folder):
@@ -236,6 +272,16 @@ def exhausted(folder):
     spent = engine.get_epsilon(1e-3)
     engine.close()
     return {"released": engine.released, "epsilon": spent, "file": engine.ledger.file is not None}
+
+
+def straight(folder):
+    """Nine steps without a break, and the weights after every third one."""
+    engine, *rest = private("fo", steps=9)
+    weights = []
+    for _ in range(3):
+        run(engine, *rest, 3)
+        weights.append(flat(rest[0].parameters()))
+    return {"weights": weights}
 
 
 def saved(folder):

@@ -5,8 +5,10 @@ each time, until a lot fits or memory ends; the last step is halved. On a GPU me
 torch says so. A CPU's must not be tried out, so growth is measured and extended in proportion,
 up to half of what is free.
 
+With several processes each tries its share of a lot, and all take the least number that one found.
+
 Guarantee: the number follows from the model, the shape of a record, the lot's public size and the
-machine. No number of a record is in it, and nothing is drawn from the secret key.
+machines. No number of a record is in it, and nothing is drawn from the secret key.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from vestige.engine.prepare import Request, prepare
 from vestige.errors import ConfigError
 from vestige.gradients import Capture
 from vestige.gradients.rows import Summed
+from vestige.gradients.shards import is_sharded
 from vestige.gradients.synthetic import KINDS, Kind, RowMaker, own_randomness
 from vestige.gradients.trial import Trial
+from vestige.parallel.ranks import Ranks
 from vestige.plan import PrivacyPlan
 from vestige.sampling.collate import Collate, Views
 
@@ -36,18 +40,27 @@ _INSTEAD = "Give max_physical_batch_size a number."
 _STATUS = Path("/proc/self/status")
 
 
-def fitted(request: Request, world: int) -> Request:
-    """The request with as many rows as fit; as it is where a whole lot fits at once."""
-    if world > 1:
+def fitted(request: Request, ranks: Ranks) -> Request:
+    """The request with as many rows as fit; as it is where a rank's share of a lot fits at once."""
+    if ranks.world > 1 and any(map(is_sharded, request.module.parameters())):
         raise ConfigError(
-            f"max_physical_batch_size='auto' with {world} processes: each would find another "
-            f"number, and all must hand out as many batches. {_INSTEAD}"
+            "max_physical_batch_size='auto' does not go with parameters in shards: a trial that "
+            f"ends one rank's memory would leave the others in the middle of a pass. {_INSTEAD}"
         )
-    plan, _, made = prepare(request)
-    return replace(request, max_physical_batch_size=_rows(request, plan, made))
+    plan, _, made = ranks.each(lambda: prepare(request))
+    here = made.groups.slots[0].parameter.device.type
+    free = ranks.least(ranks.each(lambda: free_memory() if here == "cpu" else 0.0))
+    most = math.ceil(plan.expected_lot + 6 * math.sqrt(plan.expected_lot))
+    if not request.options.sharded:  # else one rank may have most of the records
+        most = -(-most // ranks.world)
+    found = ranks.each(lambda: _units(request, plan, made, most, free / ranks.beside))
+    units = ranks.least(found)
+    rows = None if units == most else units * plan.unit_rows
+    return replace(request, max_physical_batch_size=rows)
 
 
-def _rows(request: Request, plan: PrivacyPlan, made: Ingredients) -> int | None:
+def _units(request: Request, plan: PrivacyPlan, made: Ingredients, most: int, free: float) -> int:
+    """As many units, up to `most`, as fit on this rank; on a CPU into half of `free` bytes."""
     capture = Capture(made.module, made.groups, made.clip, made.batch_first, made.geometry)
     capture.mean_loss = plan.loss_reduction == "mean"
     capture.tracker.learning = True
@@ -56,8 +69,7 @@ def _rows(request: Request, plan: PrivacyPlan, made: Ingredients) -> int | None:
     try:
         with own_randomness(own):
             steps = _Steps(capture, _call(request, plan, own), plan.unit_rows)
-            most = math.ceil(plan.expected_lot + 6 * math.sqrt(plan.expected_lot))
-            fits = told(steps) if own.type == "cuda" else foreseen(steps)
+            fits = told(steps) if own.type == "cuda" else foreseen(steps, free / 2)
             units = most_that_fits(fits, most)
     finally:
         capture.stop_watching()
@@ -68,7 +80,7 @@ def _rows(request: Request, plan: PrivacyPlan, made: Ingredients) -> int | None:
             "fit into memory. Take a smaller model or record, or recompute its blocks "
             "(torch.utils.checkpoint)."
         )
-    return None if units == most else units * plan.unit_rows
+    return units
 
 
 def most_that_fits(fits: Callable[[int], bool], most: int) -> int:
@@ -155,9 +167,9 @@ def told(steps: _Steps) -> Callable[[int], bool]:
     return fits
 
 
-def foreseen(steps: _Steps) -> Callable[[int], bool]:
-    """Whether so many units fit into half of the memory that is free now."""
-    budget, begun = free_memory() / 2, _resident("VmRSS")
+def foreseen(steps: _Steps, budget: float) -> Callable[[int], bool]:
+    """Whether so many units fit into `budget` bytes more than what is used now."""
+    begun = _resident("VmRSS")
     per_unit = 0.0  # of the largest trial so far
 
     def fits(units: int) -> bool:

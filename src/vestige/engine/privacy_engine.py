@@ -44,6 +44,7 @@ from vestige.privacy.ledger import Ledger, together
 from vestige.release.door import Door
 from vestige.release.part import Part
 from vestige.sampling.loader import PrivateLoader, unwrapped
+from vestige.sampling.normals import made_by
 from vestige.sampling.streams import Randomness, key_of
 from vestige.updates.averaging import Averaging
 
@@ -144,7 +145,7 @@ class PrivacyEngine(Shown):
         )
         with taking_place(inner, held) as before:
             if max_physical_batch_size == "auto":
-                request = fitted(request, self._ranks(options).world)
+                request = fitted(request, self._ranks(options))
             run, things = self._run_of(request)
             try:
                 self._books.check_unchanged()
@@ -176,13 +177,14 @@ class PrivacyEngine(Shown):
 
         plan, method, made, things = ranks.each(checked)
         data = request.data_loader.dataset
-        ranks.check_same(_common(request, plan, {} if options.sharded else made.records))
+        secure = self._secure or options.secure_mode or options.secure_noise
+        records: Any = {} if options.sharded else made.records
+        ranks.check_same(_common(request, plan, records, secure))
         compared = ranks.check_records(data, options.sharded)
         if made.units is not None:
             ranks.check_units(made.units.digests, options.sharded)
         seed = self._noise_seed if options.noise_seed is None else options.noise_seed
         seed = ranks.sent(seed)
-        secure = self._secure or options.secure_mode or options.secure_noise
         share = ranks.rank, ranks.world
         key = ranks.key(key_of(seed))
         randomness = Randomness(seed, secure, key, share, options.sharded)
@@ -566,7 +568,7 @@ class PrivacyEngine(Shown):
         return self._run
 
 
-def _common(request: Request, plan: PrivacyPlan, records: Any) -> dict[str, Any]:
+def _common(request: Request, plan: PrivacyPlan, records: Any, secure: bool) -> dict[str, Any]:
     """What every rank must be given alike."""
     options = request.options
     shapes = {}
@@ -584,6 +586,7 @@ def _common(request: Request, plan: PrivacyPlan, records: Any) -> dict[str, Any]
             "max_epsilon": options.max_epsilon,
             "delta": options.delta,
             "sharded": options.sharded,
-            "secure_mode": options.secure_mode or options.secure_noise,
+            "secure_mode": secure,
+            "noise made by": made_by(),
         }
     )

@@ -64,6 +64,7 @@ class Run:
     ) -> None:
         self.ranks = ranks or Ranks()
         self.ranks.carry(capture.collector)
+        self.ranks.fault = self.pay_ahead
         self.plan, self.optimizer, self.capture = plan, optimizer, capture
         self.agreed = plan  # as it was made: a public schedule goes on with `plan`
         self.excludes: Mapping[Feature, str] = {}  # what the method does not go with
@@ -291,13 +292,13 @@ class Run:
         self._check_parameters(optimizer)
         self.capture.batch = None
         self.moved = batch.last and not batch.measures
+        if batch.last and self.capture.meet:
+            self.capture.meet(Doing.STEPPING)
         if batch.last:
             self.phase = Phase.BETWEEN
             self._each(lambda part: part.lot_ends())
         for parameter, _ in self._views:
             parameter.grad = None  # optimizers pass over parameters without a gradient
-        if batch.last and self.capture.meet:
-            self.capture.meet(Doing.STEPPING)
         if batch.last and batch.measures:
             self._measure()
         elif batch.last:

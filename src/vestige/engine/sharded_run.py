@@ -17,6 +17,7 @@ def connect(run: Run) -> None:
     capture, collector = run.capture, run.capture.collector
     if run.ranks.group and capture.shards.passing:
         capture.meet = Meetings(run.ranks, run.position)
+        capture.passing = run.ranks.passing
     if isinstance(collector, ShardedCollector):
         collector.share = Sums(run.ranks).share
         # The lot is charged before the first of its sums is shared.

@@ -74,6 +74,7 @@ class Capture(TorchFunctionMode, BackwardPass):
         self.before_forward: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         # Of a sharded model: told before each of its passes what that is.
         self.meet: Callable[[int], None] | None = None
+        self.passing: Callable[[], AbstractContextManager[None]] = nullcontext  # while one runs
         self.inside: list[str] = [f"{type(module).__name__} (root)"]  # where the forward pass is
         self.paused = False  # operations run as they are, uncaptured
         self.compiled: Callable[[], AbstractContextManager[None]] = nullcontext

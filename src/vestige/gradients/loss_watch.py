@@ -161,7 +161,8 @@ class LossWatch(TorchFunctionMode):
             return made
         try:
             self._check(args, kwargs)
-            return func(*args, **kwargs)
+            with self._capture.passing():
+                return func(*args, **kwargs)
         except BaseException:
             self._failed = True
             raise

@@ -166,7 +166,7 @@ class Shards:
         self, hook: Callable[..., Any], named: list[tuple[nn.Module, str, Slot | None]], first: bool
     ) -> Callable[..., Any]:
         def call(module: nn.Module, *given: Any) -> Any:
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), self._capture.passing():
                 out = hook(module, *given)
                 for part, key, slot in named:
                     self._note(part._parameters[key], slot)

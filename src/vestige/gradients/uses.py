@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from vestige.gradients.grams import COARSE, gram_norms, limited, rounding_unit
 from vestige.gradients.kernels import fused, reference
 from vestige.gradients.kernels.bounds import accumulation, of_looks
 
@@ -41,18 +42,18 @@ def row_squares(values: Tensor, factor: bool = False) -> Tensor:
         return fused.row_squares(flat, limited=factor)
     if flat.device.type == "cpu" and flat.dtype == torch.float32 and width > 256:
         # A long float32 sum of equal squares rounds all one way. Short blocks and torch.sum, which
-        # adds in a tree, do not, and are fast; they serve where nothing over- or underflows.
+        # adds in a tree, do not, and are fast; they serve rows that neither over- nor underflow.
         if width % 32 == 0:
             blocks = torch.linalg.vector_norm(flat.unflatten(1, (-1, 32)), dim=2)
-            squares = blocks.square_().sum(1)
+            squares: Tensor = blocks.square_().sum(1).double()
         else:
-            squares = flat.square().sum(1)
-        low, high = squares.aminmax()
-        if float(low) > 1e-30 and float(high) < 1e30:
-            in_range: Tensor = squares.double()
-            return in_range
-    norms: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
-    squares = norms.square_()
+            squares = flat.square().sum(1).double()
+        odd = ~((squares > 1e-30) & (squares < 1e30))
+        if not bool(odd.any()):
+            return squares
+        squares[odd] = torch.linalg.vector_norm(flat[odd], dim=1, dtype=torch.float64).square_()
+    else:
+        squares = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64).square_()
     return limited(squares, values.dtype) if factor else squares
 
 
@@ -68,15 +69,6 @@ def without(product: Tensor, bad: Tensor) -> Tensor:
     return product if fused.multiplies(product, tf32=True) else zero_rows(product, bad)
 
 
-def limited(squares: Tensor, dtype: torch.dtype) -> Tensor:
-    """Squared norms of factors, infinite where `dtype` could not hold them: such an example drops
-    out, because its clipped product of a huge and a vanishing factor would not be exact."""
-    most = torch.finfo(dtype).max
-    if squares.numel() == 0 or (squares.device.type == "cpu" and float(squares.max()) <= most):
-        return squares
-    return squares.masked_fill(squares > most, torch.inf)
-
-
 def add_product(values: Tensor, factors: Tensor, total: Tensor) -> None:
     """Add sum_i factors[i] * values[i] to `total`."""
     flat = values.reshape(len(factors), -1).t()
@@ -84,32 +76,6 @@ def add_product(values: Tensor, factors: Tensor, total: Tensor) -> None:
         total.view(-1).addmv_(flat, factors)
     else:
         total.add_(torch.mv(flat, factors).view(total.shape))
-
-
-def gram_norms(a: Tensor, g: Tensor, dtype: torch.dtype, rounding: float = 0.0) -> Tensor:
-    """Squared norms of sum_t g[i, t] a[i, t]^T from (n, t, ...) factors, by two Gram matrices.
-
-    The Gram matrices are float64, so that cancelling terms do not cost the norm; what the sum
-    itself, in `dtype`, loses to rounding where they cancel is bounded and added. `rounding` is that
-    of the factors, where the sum rounds them first (TF32): it moves the sum by at most as much of
-    the terms' norms.
-    """
-    unit = rounding_unit(dtype, a.shape[2] + g.shape[2])
-    gram_a = torch.bmm(a, a.transpose(1, 2))
-    gram_g = torch.bmm(g, g.transpose(1, 2))
-    squares = [limited(gram.diagonal(dim1=1, dim2=2), dtype) for gram in (gram_a, gram_g)]
-    terms = squares[0].mul(squares[1]).sqrt_().sum(1)
-    norms = gram_a.mul_(gram_g).sum((1, 2)).clamp_(min=0).add_(terms.square().mul_(unit))
-    return norms.sqrt_().add_(terms.mul_(rounding)).square_() if rounding > COARSE else norms
-
-
-COARSE = 1e-4  # sums whose rounding is above this round their factors, too (TF32, bf16)
-
-
-def rounding_unit(dtype: torch.dtype, width: int) -> float:
-    """Rounding error relative to (sum of the terms' norms)^2, for dot products of `width` terms."""
-    eps = torch.finfo(dtype).eps
-    return eps * width if dtype == torch.float64 else eps
 
 
 class Use(ABC):
@@ -204,7 +170,9 @@ class Outer(Use):
             self.a = self.g = self._product.new_empty(0)
             return product_squares(self._product)
         if not fused.covers(self.a, self.g):
-            return gram_norms(self.a.double(), self.g.double(), self.dtype, self.rounding)
+            factors = self.a.double(), self.g.double()
+            squares, self.slack = gram_norms(*factors, self.dtype, self.rounding)
+            return squares
         self.a, self.g = fused.arranged_pair(self.a, self.g)
         self._certified = True
         squares, self.slack = fused.square_norms(self.a, self.g)
@@ -248,12 +216,10 @@ class LookedUp(Use):
         same = self.indices.unsqueeze(1) == self.indices.unsqueeze(2)
         gram = torch.bmm(g := self.g.double(), g.transpose(1, 2))
         lengths = limited(gram.diagonal(dim1=1, dim2=2), self.dtype).sqrt()
-        terms = lengths.sum(1)
-        if g.is_cuda:
-            self.slack = terms * accumulation(g.shape[1], self.dtype)
-        slack = terms.square_().mul_(rounding_unit(self.g.dtype, self.shape[1]))
-        norms = gram.mul_(same).sum((1, 2)).clamp_(min=0).add_(slack).sqrt_()
-        return norms.add_(of_looks(gram.copy_(same), lengths, self.dtype)).square_()
+        grams = lengths.sum(1).square_().mul_(rounding_unit(self.g.dtype, self.shape[1]))
+        norms = gram.mul_(same).sum((1, 2)).clamp_(min=0).add_(grams).sqrt_()
+        self.slack = of_looks(gram.copy_(same), lengths, self.dtype)
+        return norms.add_(self.slack).square_()
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:
         scaled = self.g * factors.view(-1, 1, 1)
@@ -339,13 +305,15 @@ class Tied(Use):
         terms = torch.stack(norms).sqrt().sum(0)
         for cross in crosses:
             total = total + 2 * cross
-        joint = total.clamp_(min=0).add_(terms.square().mul_(4 * unit))
+        joint = total.clamp_(min=0).add_(terms.square().mul_(4 * unit)).sqrt_()
         slacks = [u.slack for u in self.uses if u.slack is not None]
-        if len(slacks) == len(self.uses):  # twice: cross terms round, too, by less than the sum
-            return joint.sqrt_().add_(torch.stack(slacks).sum(0), alpha=2).square_()
-        if self.rounding <= COARSE:
-            return joint
-        return joint.sqrt_().add_(terms.mul_(self.rounding)).square_()
+        coarse = len(slacks) < len(self.uses) and self.rounding > COARSE
+        # Looks are added one after the other, to what is there of the other uses.
+        looks = max((u.indices.shape[1] for u in self.uses if isinstance(u, LookedUp)), default=0)
+        joint.add_(terms.mul_(accumulation(looks, self.dtype) + self.rounding * coarse))
+        for slack in slacks:  # twice: cross terms round, too, by less than the sum
+            joint.add_(slack, alpha=2)
+        return joint.square_()
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:
         if self._dense is not None:

@@ -22,10 +22,8 @@ import math
 import os
 import secrets
 import socket
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -34,6 +32,7 @@ from torch import Tensor
 
 from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.gradients.shards import is_sharded
+from vestige.parallel.faults import gone, is_of_messages
 from vestige.parallel.fingerprints import DIGITS, fingerprints
 from vestige.parallel.records import order_of
 
@@ -49,7 +48,6 @@ _SEEN = ("weights", "last release", "place in the run", "noise or bounds")
 _UNSAID = ("records",)  # private: only that they differ is told
 _LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # torchrun, Open MPI, MPICH
 _SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-_PATIENCE = 5.0  # seconds until a process whose connection broke is seen to be gone
 
 
 class Ranks:
@@ -65,6 +63,7 @@ class Ranks:
         self.world = dist.get_world_size(group) if group else 1
         self._first = dist.get_global_rank(group, 0) if group else 0
         self.cpu = _on_cpu(group) if group else None
+        self.fault: Callable[[], None] = lambda: None  # charges a lot at hand when a message fails
         self._message: Tensor | None = None
         self._places: list[tuple[str, int]] = []  # machine and process of every rank
         self._places = self._each_has((socket.gethostname(), os.getpid()))
@@ -161,6 +160,15 @@ class Ranks:
             raise
         self.all_well()
         return made
+
+    def least(self, number: float) -> Any:
+        """The least of every rank's numbers."""
+        return min(self._each_has(number))
+
+    @property
+    def beside(self) -> int:
+        """How many ranks this machine has."""
+        return sum(host == socket.gethostname() for host, _ in self._places)
 
     def check_same(self, facts: dict[str, Any]) -> None:
         """Refuse ranks whose settings differ, naming what."""
@@ -319,26 +327,28 @@ class Ranks:
         """A message of all ranks. Where one is gone, the others end with an error that names it."""
         try:
             yield
+        except (VestigeError, torch.OutOfMemoryError):
+            raise
         except RuntimeError as error:
-            raise PrivacyError(
-                f"the ranks could not {what}: {self._gone()} A lot at hand is charged on rank 0's "
-                "ledger. Start the processes again and go on from the last checkpoint."
-            ) from error
+            raise self._broken(what) from error
 
-    def _gone(self) -> str:
-        """Which rank does not answer any more, as far as can be told from this machine."""
-        until = time.monotonic() + _PATIENCE
-        while time.monotonic() < until:
-            dead = [
-                f"rank {rank} (process {process} on {host})"
-                for rank, (host, process) in enumerate(self._places)
-                if host == socket.gethostname() and not _is_alive(process)
-            ]
-            if dead:
-                return f"{' and '.join(dead)} has ended."
-            time.sleep(0.1)  # a connection breaks before the process is gone
-        others = sorted({host for host, _ in self._places} - {socket.gethostname()})
-        return f"a rank on {' or '.join(others) or 'this machine'} does not answer."
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """A pass of a sharded model, whose messages are FSDP's: told alike where one fails."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_of_messages(error):
+                raise
+            raise self._broken("run a pass of the sharded model") from error
+
+    def _broken(self, what: str) -> PrivacyError:
+        self.fault()
+        return PrivacyError(
+            f"the ranks could not {what}: {gone(self._places)} What was added up of a lot is "
+            "charged on rank 0's ledger. Start the processes again and go on from the last "
+            "checkpoint."
+        )
 
 
 def launched() -> tuple[int, str]:
@@ -350,20 +360,6 @@ def launched() -> tuple[int, str]:
     names = [*_LAUNCHERS, *(_SLURM if "SLURM_PROCID" in os.environ else ())]
     told = next((name for name in names if os.environ.get(name)), _LAUNCHERS[0])
     return int(os.environ.get(told) or 1), told
-
-
-def _is_alive(process: int) -> bool:
-    """Whether a process of this machine runs: one that nobody has buried yet does not."""
-    try:
-        os.kill(process, 0)
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except PermissionError:
-        return True
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return not Path("/proc/self").exists()  # a system without /proc
-    return state != "Z"
 
 
 def _on_cpu(group: ProcessGroup) -> ProcessGroup:

@@ -57,6 +57,11 @@ def whole(length: int) -> Held:
     return Held(length, ((0, length),))
 
 
+def made_by() -> str:
+    """What the numbers depend on beside key, place and device."""
+    return f"torch {torch.__version__} {'with' if find_spec('triton') else 'without'} Triton"
+
+
 def gpu_normals(seed: int, held: Held, like: Tensor) -> Tensor:
     """The numbers of `held` under a 64-bit seed, on the device of `like`."""
     out = torch.empty_like(like)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from vestige.gradients.rules.convolution import Convolved, Geometry
-from vestige.gradients.uses import LookedUp, Outer, PerExample, Tied, Use, Viewed
+from vestige.gradients.uses import LookedUp, Outer, PerExample, Tied, Use, Viewed, row_squares
 
 ROWS = 5
 
@@ -108,3 +108,19 @@ def test_looks_at_different_rows_are_hardly_overstated():
     use = LookedUp(torch.arange(700).expand(3, 700), g, 700)
     exact = g.double().flatten(1).norm(dim=1)
     assert torch.allclose(use.square_norms().sqrt(), exact, rtol=1e-4)
+
+
+@pytest.mark.parametrize("other", [0.0, 1e-20, 1e20, torch.inf, torch.nan])
+@pytest.mark.parametrize("width", [288, 300])
+def test_no_row_decides_how_the_norms_of_others_are_taken(width, other):
+    """Float32 serves where nothing over- or underflows: that is asked of each row by itself."""
+    values = torch.randn(40, width, generator=torch.Generator().manual_seed(0))
+    alone, exact = row_squares(values), values.double().square().sum(1)
+    assert torch.allclose(alone, exact, rtol=1e-6) and not torch.equal(alone, exact)
+    values[7] = other
+    beside = row_squares(values)
+    assert torch.equal(beside[:7], alone[:7]) and torch.equal(beside[8:], alone[8:])
+    if width * other**2 < torch.inf:
+        assert float(beside[7]) == pytest.approx(width * float(values[7, 0].double()) ** 2, 1e-6)
+    else:
+        assert not beside[7].isfinite()

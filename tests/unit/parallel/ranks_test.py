@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -13,7 +9,8 @@ from vestige.errors import ConfigError, PrivacyError
 from vestige.gradients.clipping import Clip
 from vestige.gradients.collector import Collector
 from vestige.gradients.groups import partition
-from vestige.parallel.ranks import Ranks, _is_alive
+from vestige.parallel import faults
+from vestige.parallel.ranks import Ranks
 
 
 def test_one_process_alone_says_nothing_to_anybody(monkeypatch):
@@ -101,11 +98,27 @@ def test_a_collector_keeps_its_sum_where_it_is_told_to():
     assert not message[8:].any()
 
 
-def test_a_process_that_has_ended_is_not_alive():
-    assert _is_alive(os.getpid())
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    while child.poll() is None and _is_alive(child.pid):
-        pass
-    assert not _is_alive(child.pid)
-    child.wait()
-    assert not _is_alive(child.pid)
+def test_an_error_of_a_rank_itself_is_not_taken_for_a_message(monkeypatch):
+    """Memory that ends is torch's RuntimeError, and what was told once is not told again."""
+    monkeypatch.setattr(faults, "_PATIENCE", 0.2)
+    ranks, charged = Ranks(), []
+    ranks.fault = lambda: charged.append(1)
+    for error in (torch.OutOfMemoryError("full"), PrivacyError("rank 1 has gone")):
+        for within in (ranks.together("meet"), ranks.passing()):
+            with pytest.raises(type(error), match=r"full|has gone") as told, within:
+                raise error
+            assert told.value is error
+    with pytest.raises(RuntimeError, match="twice") as told, ranks.passing():
+        raise RuntimeError("backward through the graph twice")
+    assert type(told.value) is RuntimeError and not charged
+
+
+@pytest.mark.parametrize("name", ["together", "passing"])
+def test_a_message_that_fails_charges_the_lot_at_hand(name, monkeypatch):
+    monkeypatch.setattr(faults, "_PATIENCE", 0.2)
+    ranks, charged = Ranks(), []
+    ranks.fault = lambda: charged.append(1)
+    within = ranks.together("meet") if name == "together" else ranks.passing()
+    with pytest.raises(PrivacyError, match=r"machine does not answer. What was"), within:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    assert charged == [1]

@@ -77,7 +77,7 @@ def underflow(terms: RowTerms, shape: Shape) -> Tensor:
     """How far lost denormal numbers can move a row's product, (n,)."""
     t, p, d = shape
     factors = math.sqrt(d) * terms.gradients + math.sqrt(p) * terms.inputs
-    return (factors + (t + 2) * math.sqrt(p * d)) * SMALLEST
+    return (factors + (2 * t + 2) * math.sqrt(p * d)) * SMALLEST
 
 
 def certified(norms: Tensor, terms: RowTerms, shape: Shape, dtype: torch.dtype) -> Tensor:

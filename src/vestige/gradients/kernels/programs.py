@@ -244,7 +244,7 @@ def certify(
     sums = tl.sum(products, 0) * up
     tiny = 1.1754943508222875e-38  # bounds.SMALLEST
     lost = tl.sqrt(wide) * tl.sum(gradients, 0) + tl.sqrt(high) * tl.sum(inputs, 0)
-    lost = (lost * up + (positions + 2) * tl.sqrt(high * wide)) * tiny
+    lost = (lost * up + (2 * positions + 2) * tl.sqrt(high * wide)) * tiny
     unit = 1.1920928955078125e-07  # bounds.FLOAT32_UNIT
     # `summed` roundings lie between a square and the sum of a tile; a square below the smallest
     # normal number may be lost.

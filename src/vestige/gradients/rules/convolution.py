@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vestige.gradients.grams import gram_norms
 from vestige.gradients.kernels import fused, reference
 from vestige.gradients.precision import convolutions_in_tf32, products
 from vestige.gradients.refs import Ref, Uncovered
@@ -26,7 +27,6 @@ from vestige.gradients.uses import (
     PerExample,
     Use,
     add_product,
-    gram_norms,
     product_squares,
     without,
     zero_rows,
@@ -263,13 +263,15 @@ class Convolved(Use):
         return g.reshape(len(columns), -1, columns.shape[2])
 
     def _norms_from_grams(self) -> Tensor:
-        norms = []
-        groups = self.geometry.groups
+        norms, slacks, groups = [], [], self.geometry.groups
         for some in self._chunks():
             x, g = self._of(self.x, some).double(), self._of(self.g, some).double()
             columns = self.geometry.columns(x, self.out, self.images)
             a, g = columns.transpose(1, 2), self._by_group(g, columns).transpose(1, 2)
-            norms.append(gram_norms(a, g, self.dtype, self.rounding).view(-1, groups).sum(1))
+            squares, slack = gram_norms(a, g, self.dtype, self.rounding)
+            norms.append(squares.view(-1, groups).sum(1))
+            slacks.append(slack.view(-1, groups).sum(1))
+        self.slack = torch.cat(slacks)
         return torch.cat(norms)
 
     def add_weighted(self, factors: Tensor, total: Tensor) -> None:
