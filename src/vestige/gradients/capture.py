@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.geometry import Geometry
+from vestige.gradients import backward_code
 from vestige.gradients.backward import BackwardPass, Forward
 from vestige.gradients.caches import Caches
 from vestige.gradients.clipping import Clip
@@ -165,9 +166,9 @@ class Capture(TorchFunctionMode, BackwardPass):
             batch = self.batch if self.batch is not None and self.batch.rows == rows else None
             self._forward = Forward(rows, batch, batch.record if batch else ForwardRecord())
             self.tracker.begin(rows, (args, kwargs), self.axis, self.shards.passing)
-            self._open.enter_context(self._caches.off())
-            self._open.enter_context(self.fallback(self))
-            self._open.enter_context(self.recomputation.watching())
+            around = (self._caches.off(), self.fallback(self), self.recomputation.watching())
+            for context in (*around, backward_code.watching(self)):
+                self._open.enter_context(context)
             self._state = versions(self._parts, self.shards.passing)
         self._calls[-1] = True
         self.__enter__()  # type: ignore[no-untyped-call]
@@ -177,7 +178,7 @@ class Capture(TorchFunctionMode, BackwardPass):
         """A forward pass goes on for a while, in the backward pass: a checkpointed block."""
         before, self._forward = self._forward, forward
         try:
-            with self.fallback(self), self:
+            with self.fallback(self), backward_code.watching(self), self:
                 yield
         finally:
             self._forward = before
@@ -258,6 +259,8 @@ class Capture(TorchFunctionMode, BackwardPass):
             if func in LENGTHS:
                 self.tracker.refuse_length(args[0])
             return func(*args, **kwargs)
+        if func == backward_code.GRAD_FN:
+            return backward_code.seen(func(*args))
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args))
         before = self.tracker.before(args, kwargs)

@@ -84,12 +84,29 @@ def refuse_around_the_model() -> None:
             "the private model as a whole is inside torch.utils.checkpoint: checkpoint blocks "
             "inside its forward instead, where they are run again by the same rules."
         )
+    if hooks is not None:
+        refuse_own_saving(*hooks)
     if nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None:
         raise UnsupportedModel(
             "the private model was put into DistributedDataParallel, which sends buffers and adds "
             "up gradients on its own: call the module inside it (docs/scaling.md). The engine adds "
             "up clipped sums over the ranks by itself."
         )
+
+
+def refuse_own_saving(pack: Any, unpack: Any) -> None:
+    """What a backward pass computes with must be what the forward pass has saved."""
+    if not all(is_library(getattr(hook, "__module__", None)) for hook in (pack, unpack)):
+        raise UnsupportedModel(
+            "saved_tensors_hooks of your own are active while the private model runs: what they "
+            "give back in the backward pass cannot be followed from row to row. Use "
+            "torch.autograd.graph.save_on_cpu or torch.utils.checkpoint."
+        )
+
+
+def is_library(module: str | None) -> bool:
+    """Whether code is torch's or this library's, by the name of its module."""
+    return (module or "").partition(".")[0] in ("torch", "vestige")
 
 
 class Interruptible:
@@ -131,12 +148,31 @@ class Interruptible:
         return None
 
 
-class FollowedHook(TorchFunctionMode):
+class Follows(TorchFunctionMode):
+    """Follows rows through code of the model that runs in the backward pass."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__()
+        self._tracker = tracker
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in FACTS:
+            return func(*args, **kwargs)
+        seen = self._tracker.before(args, kwargs)
+        out = func(*args, **kwargs)
+        self._tracker.follow(func, seen, args, kwargs, out)
+        return out
+
+
+class FollowedHook(Follows):
     """A gradient hook of the model: what it makes of a gradient must keep the tensor's rows."""
 
     def __init__(self, hook: Callable[[Tensor], Any], tracker: Tracker, rows: Rows) -> None:
-        super().__init__()
-        self._hook, self._tracker, self._rows = hook, tracker, rows
+        super().__init__(tracker)
+        self._hook, self._rows = hook, rows
 
     def __call__(self, g: Tensor) -> Any:
         self._tracker.give(g, self._rows)
@@ -148,17 +184,6 @@ class FollowedHook(TorchFunctionMode):
                 raise label.refusal()
             if not (isinstance(label, Rows) and label.same(self._rows)):
                 raise Meeting("a gradient hook").refusal()
-        return out
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in FACTS:
-            return func(*args, **kwargs)
-        seen = self._tracker.before(args, kwargs)
-        out = func(*args, **kwargs)
-        self._tracker.follow(func, seen, args, kwargs, out)
         return out
 
 

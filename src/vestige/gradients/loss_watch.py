@@ -25,6 +25,7 @@ from vestige.gradients.broadcasts import Operands
 from vestige.gradients.capture import Capture
 from vestige.gradients.hidden_writes import HiddenWrites
 from vestige.gradients.hooks import Hook
+from vestige.gradients.loop_constants import LoopConstants
 from vestige.gradients.losses import LossGraph
 from vestige.gradients.refs import tensors_in
 from vestige.sampling.loader import Batch
@@ -52,6 +53,7 @@ class LossWatch(TorchFunctionMode):
         self._open = self._failed = False
         self._graph: Any = None  # alive as long as the graph of a loss that was not seen yet
         self._writes, self._operands = HiddenWrites(), Operands()
+        self._constants = LoopConstants()
         self._inside: list[tuple[int, int]] = []
         self._elsewhere: list[tuple[int, int]] = []
         self._begun: list[tuple[int, bool]] = []  # forward passes under way, and if of the batch
@@ -78,6 +80,8 @@ class LossWatch(TorchFunctionMode):
         self.stop()
         self._batch, self._read, self._calls, self._failed = batch, False, 0, False
         self._operands.start(batch.rows, batch.unit_rows)
+        self._constants.start(0 if batch.empty else batch.rows)
+        self._constants.give(batch.alive(), self._capture.axis)
         self._inside.clear()
         self._writes.clear()
         self._begun.clear()
@@ -109,6 +113,8 @@ class LossWatch(TorchFunctionMode):
             self._begun[-1] = (self._begun[-1][0], True)
             if not batch.empty:
                 self._note_shapes((args, kwargs))
+                self._constants.check_inputs(tensors_in((args, kwargs)))
+                self._constants.give(tensors_in((args, kwargs)), capture.axis)
 
     @property
     def over(self) -> bool:
@@ -126,6 +132,7 @@ class LossWatch(TorchFunctionMode):
         life = _Life()
         self._graph = weakref.ref(life)
         self._writes.watch(tensors_in(output))
+        self._constants.give(tensors_in(output), self._capture.axis)
         for tensor in tensors_in(output):
             if tensor.grad_fn is not None:
                 tensor.grad_fn.metadata["vestige life"] = life  # type: ignore[index]
@@ -155,8 +162,9 @@ class LossWatch(TorchFunctionMode):
         if self._batch is None:
             return func(*args, **kwargs)
         if func not in _STARTS:
-            first = _get_sequence_nr()
+            first, labels = _get_sequence_nr(), self._constants.before(args, kwargs)
             made = self._writes.call(func, args, kwargs)
+            self._constants.note(func, labels, args, kwargs, made)
             self._operands.note(made, list(tensors_in((args, kwargs))), first)
             return made
         try:
@@ -192,6 +200,7 @@ class LossWatch(TorchFunctionMode):
             if not batch.empty:
                 self._writes.check(functools.partial(graph.in_the_loop, root))
                 graph.check(root)
+                self._constants.check(graph.in_the_loop(root))
         self._read = True
         ones = all(g is None or _is_one(g) for g in tensors_in([given]))
         self.unread = self.unread or graph.unread is not None or not ones

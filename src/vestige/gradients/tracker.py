@@ -33,7 +33,7 @@ _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _ALIASES = {_DATA, torch.Tensor.detach, torch.detach}
 VALUES = """
 item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ __contains__ equal
-allclose is_nonzero __dlpack__
+allclose is_nonzero __dlpack__ __repr__ __format__ data_ptr storage untyped_storage
 """.split()
 
 # The labels of an operation's arguments by their identity (constants have none), and the version of

@@ -6,6 +6,7 @@ The batches are the same whatever the number of worker processes.
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -50,6 +52,11 @@ class Batch:
     record: Any = None  # what the capture has noted of its forward pass
     backward: int | None = None  # the autograd pass that brings its gradients
     done: bool = False
+    given: tuple[weakref.ref[Tensor], ...] = ()  # what the loop gets of it
+
+    def alive(self) -> Iterator[Tensor]:
+        """The tensors of the batch that the loop still has."""
+        yield from (t for t in (ref() for ref in self.given) if t is not None)
 
     def scale(self, mean: bool) -> float:
         """What turns the gradients of the loop's loss, a mean or a sum over all rows, into those
@@ -269,6 +276,8 @@ class PrivateLoader(Shown, DataLoader[Any]):
             taken.stream, lot_ends = stream, taken.last
             if taken.lot == self._lots.given_up:
                 continue  # the rest of a lot that was abandoned
+            leaves = pytree.tree_leaves(batch)
+            taken.given = tuple(weakref.ref(t) for t in leaves if isinstance(t, Tensor))
             self._hand_out(taken)
             yield batch
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.support.loss_runs import NO_NOISE, ROWS, clipped_sum, ratio
 from vestige import PrivacyEngine, PrivacyError
 from vestige.gradients.broadcasts import Broadcasts
+from vestige.gradients.loop_constants import LoopConstants
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using a target size")
 
@@ -128,6 +129,7 @@ def test_the_message_names_the_operation_the_shapes_and_the_remedy():
 def test_without_the_check_one_label_moves_all_others(loss, monkeypatch):
     """The mutant: what is refused above, and what the replays below are there to find."""
     monkeypatch.setattr(Broadcasts, "meeting", lambda self, node: None)
+    monkeypatch.setattr(LoopConstants, "check", lambda self, nodes: None)
     assert moved(loss) > 10
 
 

@@ -209,16 +209,9 @@ def tolerance_of_five_percent(patch: Any) -> None:
     patch.setattr(selfcheck, "OUTPUTS", 0.05)
 
 
-class Slight(MixesBackward):
-    """Rows meet a little, in the backward pass, where only the self-check can see it."""
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g * (1 + 1e-2 * torch.tanh(g[0].sum()))
-
-
 def slightly(s: Fn, x: Tensor) -> Tensor:
-    return s.b(Slight.apply(s.a(x)))
+    """A row's place matters a little, which only the self-check can see."""
+    return s.b(s.a(x) * (1 + 1e-3 * torch.arange(len(x)))[:, None])
 
 
 MUTANTS: dict[str, tuple[Callable[[Any], None], Callable[[], bool]]] = {

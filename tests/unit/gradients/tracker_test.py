@@ -167,6 +167,18 @@ MIXED: dict[str, Mixed] = {
     ),
     "tolist": (layer(lambda s, x: s.a(x) * x.sum().tolist()), V, "'tolist'"),
     "item": (layer(lambda s, x: s.a(x) * x.sum().item()), V, "'item'"),
+    "printed": (layer(lambda s, x: s.a(x) * len(str(x.detach()))), V, "'__repr__'"),
+    "formatted": (
+        layer(lambda s, x: s.a(x) * float(f"{x.detach().abs().max()}")),
+        V,
+        "'__format__'",
+    ),
+    "an address": (layer(lambda s, x: s.a(x) * (x.data_ptr() > 0)), V, "'data_ptr'"),
+    "a storage": (
+        layer(lambda s, x: s.a(x) * x.untyped_storage().nbytes()),
+        V,
+        "'untyped_storage'",
+    ),
     "numpy": (layer(lambda s, x: s.a(x) * float(x.detach().numpy().sum())), V, "'numpy'"),
     "activations through .data": (written(lambda h: h.data.sub_(h.mean(0))), V, "in-place|sub"),
     "activations by assignment to .data": (layer(set_data), V, "data|sub"),

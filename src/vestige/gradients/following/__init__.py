@@ -68,8 +68,14 @@ _known: dict[Any, Family | None] = {}  # families by function: names are looked 
 
 def _family(func: Any) -> Family | None:
     if func not in _known:
-        _known[func] = FAMILIES.get(name_of(func))
+        _known[func] = FAMILIES.get(name_of(func)) if _is_torchs(func) else None
     return _known[func]
+
+
+def _is_torchs(func: Any) -> bool:
+    """Whether an operation is torch's own. Methods and properties name no module."""
+    module = getattr(func, "__module__", None)
+    return module is None or module.partition(".")[0] == "torch"
 
 
 def keeps_places(func: Any) -> bool:

@@ -95,8 +95,8 @@ def movedim_order(call: Call) -> Sequence[int]:
 
 
 def expanded(call: Call) -> Result:
-    """expand, broadcast_to: aligned on the right."""
-    return aligned(call.label, call.value.shape, call.out.shape)
+    """expand, broadcast_to: aligned on the right. A constant may be given the shape of rows."""
+    return None if call.label is None else aligned(call.label, call.value.shape, call.out.shape)
 
 
 def broadcast(call: Call) -> Result:

@@ -242,8 +242,27 @@ def gather(call: Call) -> Result:
     return call.joint((call.args, call.kwargs), where)
 
 
+def entrywise_loss(call: Call) -> Result:
+    """A loss of each entry and its target, which are broadcast to one shape; or of all their
+    entries along the last axis, their sum or their mean."""
+    value, out, target = call.value, call.result, call.argument(1, "target")
+    if call.labels(call.args[2:], [v for k, v in call.kwargs.items() if k != "target"]):
+        raise Meet  # weights that rows have made
+    shape = torch.broadcast_shapes(value.shape, target.shape)
+    pairs = [(t.shape, label) for t in (value, target) if (label := call.see(t)) is not None]
+    rows = agreed([aligned(label, size, shape) for size, label in pairs])
+    if rows.order is not None:
+        raise Meet
+    if out.ndim == 0:
+        return SUMMED
+    axis, inner = place_of(rows, shape)
+    if axis >= out.ndim:
+        raise Meet
+    return rows.at(out.shape, axis, inner)
+
+
 def loss(call: Call) -> Result:
-    """A loss of input and target: one number for each target, their sum or their mean."""
+    """A loss of scores and classes: one number for each target, their sum or their mean."""
     value, out, target = call.value, call.out, call.argument(1, "target")
     if call.labels(call.args[2:], [v for k, v in call.kwargs.items() if k != "target"]):
         raise Meet  # weights that rows have made

@@ -70,13 +70,14 @@ _TABLE: list[tuple[Family, str]] = [
         """,
     ),
     (
-        pointwise.loss,
+        pointwise.entrywise_loss,
         """
-        cross_entropy nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss
-        binary_cross_entropy binary_cross_entropy_with_logits kl_div poisson_nll_loss
-        soft_margin_loss multilabel_soft_margin_loss cross_entropy_loss
+        mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy
+        binary_cross_entropy_with_logits kl_div poisson_nll_loss soft_margin_loss
+        multilabel_soft_margin_loss
         """,
     ),
+    (pointwise.loss, "cross_entropy nll_loss nll_loss_nd cross_entropy_loss"),
     (
         pointwise.convolved,
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.support.attribution import (
+    RARE,
     Fn,
     Mixed,
     Step,
@@ -32,6 +33,13 @@ from vestige.gradients.self_check import self_check
 @torch.library.custom_op("vestige_tests::relu", mutates_args=())
 def relu_in_name(x: Tensor) -> Tensor:
     return x - x.mean(0)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """An operation of somebody's library, which torch's function modes see by its name."""
+    if torch.overrides.has_torch_function((x,)):
+        return torch.overrides.handle_torch_function(tanh, (x,), x)  # type: ignore[no-any-return]
+    return x - (x - RARE).relu().mean(0)
 
 
 SHAPES = [
@@ -100,6 +108,7 @@ def owners(run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
 # Models, inputs, and what the error names.
 MIXED: dict[str, Mixed] = {
     "an operation called relu": (layer(lambda s, x: s.a(relu_in_name(x))), V, "vestige_tests"),
+    "a function called tanh": (layer(lambda s, x: s.a(tanh(x))), V, "'tanh'"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,32 @@ def unseen(use: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], nn.Module]:
     return layer(lambda s, x: s.a(x) + use(x, (x.abs().amax() > RARE).long() + 2).sum(1, True))
 
 
+def beside_all_targets(loss: Callable[..., Tensor]) -> Callable[[Fn, Tensor], Tensor]:
+    """(rows, 1) beside (rows,) is (rows, rows); no made-up row makes so large a loss."""
+
+    def run(s: Fn, x: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            off = loss(x[:, :1].detach(), x[:, 0].detach(), reduction="none")
+        off = (off - 1e300).relu().reshape(len(x), -1).mean(1, keepdim=True)
+        return s.a(x + off)  # type: ignore[no-any-return]
+
+    return run
+
+
+def row_losses(s: Fn, x: Tensor) -> Tensor:
+    """Losses that the model makes, as large as their targets."""
+    y = s.a(x)
+    made = F.mse_loss(y, x[:, :4], reduction="none") + F.huber_loss(
+        y, x[:, :1].expand(-1, 4), reduction="none"
+    )
+    made = made + F.l1_loss(y, x.new_zeros(4).expand_as(y), reduction="none")
+    many = F.multilabel_soft_margin_loss(y, (x[:, :4] > 0).to(y), reduction="none")
+    return made.mean(1) + many
+
+
 EXACT: dict[str, Case] = {
+    "losses of rows": (layer(row_losses), vectors(6), {4, 6}),
     "pixel_shuffle": (
         lambda: Fn(lambda s, x: s.c(F.pixel_shuffle(x, 2)).flatten(1), c=nn.Conv2d(1, 2, 2)),
         vectors(4, 3, 3),
@@ -61,6 +87,7 @@ EXACT: dict[str, Case] = {
         {4, 6},
     ),
 }
+
 
 # Models, inputs, and what the error names.
 MIXED: dict[str, Mixed] = {
@@ -82,6 +109,17 @@ MIXED: dict[str, Mixed] = {
         V,
         "'cosine_similarity'",
     ),
+    **{
+        f"all targets beside every output, {name}": (
+            layer(beside_all_targets(getattr(F, name))),
+            V,
+            f"'{name}'",
+        )
+        for name in (
+            *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
+            *("poisson_nll_loss", "multilabel_soft_margin_loss"),
+        )
+    },
     "experts of limited capacity": (layer(capacity), V, "'cumsum'"),
     "a gate on the mean": (layer(lambda s, x: s.a(x) * (x.mean() > 0)), V, "mean|gt"),
     "clamp by a rare number": (unseen(lambda x, k: x.clamp(max=k)), V, "clamp|amax|all"),
