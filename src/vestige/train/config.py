@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 # The names of train.data and train.models, which need torch; tests keep them
 # equal.
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "svhn")
-MODELS = ("linear", "mlp", "cnn", "resnet18", "wrn")
-MODELS += ("scatter", "scatter-mirror", "scatter-cnn", LEAST_SQUARES)
+_SCATTERING = ("scatter", "scatter-mirror", "scatter-cnn")
+MODELS = ("linear", "mlp", "cnn", "resnet18", "wrn", *_SCATTERING, LEAST_SQUARES)
 CLIPPINGS = ("flat", "per_layer", "auto", "auto_per_layer", "quantile", "quantile_per_layer")
 HISTORY_DTYPES = PRECISIONS = ("float32", "bfloat16")
 DEFAULT_NOISE, DEFAULT_EPOCHS = 1.0, 30
