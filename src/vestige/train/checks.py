@@ -105,6 +105,22 @@ def check_units(config: Any, schema: Schema) -> Schema:
     return schema
 
 
+def check_first_records(config: Any) -> None:
+    """Records of one's own are used whole: the first N of them are not the first N of a neighbour.
+
+    Without one of the first N another record comes in, so that two change where the sum is charged
+    for one. The held-out split may be cut where no figure of it is released as private.
+    """
+    names = ["train_size"] + ["test_size"] * (config.evaluate_epsilon is not None)
+    for name in names:
+        if (size := getattr(config, name)) is not None:
+            raise ConfigError(
+                f"{name} {size} takes the first {size} records of your own data: one record less "
+                "would let another in, and two would change. Leave it out, or give a file that "
+                "holds the records to use and no others."
+            )
+
+
 def check_device(device: str) -> str:
     """The name of a device, which may not be there."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):

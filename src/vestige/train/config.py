@@ -35,6 +35,7 @@ from vestige.train.checks import (
     check_data_dir,
     check_device,
     check_features,
+    check_first_records,
     check_least_squares,
     check_lot,
     check_one_of,
@@ -201,10 +202,13 @@ class TrainConfig(Options):
         default=None, description="Folder with NAME.npz. Default: VESTIGE_DATA, or else a download."
     )
     train_size: Count | None = Field(
-        default=None, description="Use the first N training records only."
+        default=None,
+        description="Use the first N training records only, of a benchmark set.",
     )
     test_size: Count | None = Field(
-        default=None, description="Use the first N held-out records only."
+        default=None,
+        description="Use the first N held-out records only; of your own data not with "
+        "--evaluate-epsilon.",
     )
     dataset_size: Count | None = Field(
         default=None,
@@ -305,6 +309,8 @@ class TrainConfig(Options):
         check_features(self)
         check_least_squares(self)
         self.schema_of_data()
+        if self.dataset not in DATASETS:
+            check_first_records(self)
         check_out(self.out if self.out is not None else Path("runs"), fresh=self.out is not None)
         method = methods.resolve(self.method, self.settings)  # loads its class, and torch
         if self.momentum and method.optimizer_class is not None:
