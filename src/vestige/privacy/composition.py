@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 # other, releases are accounted as if they had no more noise than that: squares must not overflow.
 _SMALLEST_NOISE = 1e-6
 _LARGEST_NOISE = 1e8
+# Below this rate nothing would ever be drawn, and logarithms of denormal numbers overflow.
+_SMALLEST_RATE = 1e-100
 # exp(-loss) underflows near a loss of 745: beyond this epsilon the PLD sums lose their precision.
 LARGEST_PLD_EPSILON = 700.0
 # Rounding of the FFT moves a delta by less than 1e-13 (measured up to 1e8 releases). It is taken
@@ -59,7 +61,11 @@ def prepared(events: Iterable[Event]) -> tuple[Event, ...]:
     every = merge(events)
     searches = tuple(event for event in every if event.selection is not None)
     merged = merge(
-        Event(event.sample_rate, min(event.noise_multiplier, _LARGEST_NOISE), event.count)
+        Event(
+            max(event.sample_rate, _SMALLEST_RATE),
+            min(event.noise_multiplier, _LARGEST_NOISE),
+            event.count,
+        )
         for event in every
         if event.selection is None and event.noise_multiplier < math.inf
     )
