@@ -57,7 +57,14 @@ def check_out(folder: Path, fresh: bool) -> None:
         )
 
 
-def check_rows_of_unit(config: Any) -> None:
+def check_records(config: Any, own: bool) -> None:
+    """Which records are used, and as what; `own` are somebody's, and no benchmark set."""
+    _check_rows_of_unit(config)
+    if own and config.units is None:  # of users, `check_units` says why not
+        _check_first_records(config)
+
+
+def _check_rows_of_unit(config: Any) -> None:
     """Views and users, and what belongs to them."""
     if config.mix_views and (config.views or 1) < 4:
         raise ConfigError(
@@ -105,7 +112,7 @@ def check_units(config: Any, schema: Schema) -> Schema:
     return schema
 
 
-def check_first_records(config: Any) -> None:
+def _check_first_records(config: Any) -> None:
     """Records of one's own are used whole: the first N of them are not the first N of a neighbour.
 
     Without one of the first N another record comes in, so that two change where the sum is charged

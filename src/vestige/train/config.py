@@ -35,12 +35,11 @@ from vestige.train.checks import (
     check_data_dir,
     check_device,
     check_features,
-    check_first_records,
     check_least_squares,
     check_lot,
     check_one_of,
     check_out,
-    check_rows_of_unit,
+    check_records,
     check_units,
 )
 from vestige.train.recipes.catalogue import RECIPES, filled_in
@@ -202,13 +201,10 @@ class TrainConfig(Options):
         default=None, description="Folder with NAME.npz. Default: VESTIGE_DATA, or else a download."
     )
     train_size: Count | None = Field(
-        default=None,
-        description="Use the first N training records only, of a benchmark set.",
+        default=None, description="Use the first N training records only, of a benchmark set."
     )
     test_size: Count | None = Field(
-        default=None,
-        description="Use the first N held-out records only; of your own data not with "
-        "--evaluate-epsilon.",
+        default=None, description="Use the first N held-out records only."
     )
     dataset_size: Count | None = Field(
         default=None,
@@ -303,14 +299,12 @@ class TrainConfig(Options):
         """What no field can say alone."""
         check_one_of(self, "epsilon", "noise_multiplier", "group_noise_multiplier")
         check_one_of(self, "epochs", "steps")
-        check_rows_of_unit(self)
+        check_records(self, own=self.dataset not in DATASETS)
         if self.train_size is not None or self.dataset_size is not None:
             check_lot(self.chosen_lot, self.dataset_size or self.train_size or 0)
         check_features(self)
         check_least_squares(self)
         self.schema_of_data()
-        if self.dataset not in DATASETS:
-            check_first_records(self)
         check_out(self.out if self.out is not None else Path("runs"), fresh=self.out is not None)
         method = methods.resolve(self.method, self.settings)  # loads its class, and torch
         if self.momentum and method.optimizer_class is not None:
