@@ -20,6 +20,7 @@ from tests.support.cut_runs import STEPS, config, weights
 from tests.support.experiments import wait_for
 from tests.support.program import run_json
 from tests.support.training import press_at
+from vestige.privacy import accounting, ledger_file
 from vestige.train import training
 
 TRAIN = ["train", "--dataset", "digits", "--epochs", "2", "--noise-seed", "5", "--method", "fo"]
@@ -96,6 +97,19 @@ def test_a_run_that_one_process_began_goes_on_with_two_ranks(tmp_path):
     assert torch.allclose(
         weights(tmp_path / "run"), weights(tmp_path / "straight"), rtol=1e-4, atol=1e-6
     )
+
+
+def test_the_held_out_records_are_charged_once_for_all_ranks(tmp_path):
+    """On a ledger that several runs share, and that every rank is given."""
+    short = ["train", "--dataset", "digits", "--model", "linear", "--steps", "2", "--lot", "64"]
+    shared = ["--ledger", "shared.jsonl", "--evaluate-epsilon", "1"]
+    for number in (1, 2):
+        done(vestige(tmp_path, 2, *short, *shared, "--out", f"run{number}"))
+        events = ledger_file.read(tmp_path / "shared.held-out.jsonl").events
+        assert sum(event.count for event in events) == number
+        told = json.loads((tmp_path / f"run{number}" / "result.json").read_text())
+        spent = accounting.epsilon(events, 1e-5)
+        assert told["held_out_release"]["epsilon_of_ledger"] == pytest.approx(spent)
 
 
 def children(process):

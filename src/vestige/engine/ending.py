@@ -24,6 +24,8 @@ def stopped(run: Run) -> Ending:
         return Ending(AS_PLANNED)
     planned = plan.steps is not None and run.door.steps < plan.steps
     lots = lots_until(run, plan.steps) if planned and plan.steps else 1
+    if guard and guard.filters and not guard.passes_filter(run.door.ledger.merged()):
+        guard = None  # engines without it have spent more than it allows: it bounds nothing
     fits = guard.affordable(lots) if guard else lots
     if guard and guard.filters and not (planned and fits == lots):
         return Ending(FILTER, limit=(guard.max_epsilon, guard.delta))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # other, releases are accounted as if they had no more noise than that: squares must not overflow.
 _SMALLEST_NOISE = 1e-6
 _LARGEST_NOISE = 1e8
+_SMALLEST_RATE = 1e-100  # smaller ones are rounded up: logarithms of denormal numbers overflow
 # exp(-loss) underflows near a loss of 745: beyond this epsilon the PLD sums lose their precision.
 LARGEST_PLD_EPSILON = 700.0
 # Rounding of the FFT moves a delta by less than 1e-13 (measured up to 1e8 releases). It is taken
@@ -59,9 +60,9 @@ def prepared(events: Iterable[Event]) -> tuple[Event, ...]:
     every = merge(events)
     searches = tuple(event for event in every if event.selection is not None)
     merged = merge(
-        Event(event.sample_rate, min(event.noise_multiplier, _LARGEST_NOISE), event.count)
-        for event in every
-        if event.selection is None and event.noise_multiplier < math.inf
+        Event(max(e.sample_rate, _SMALLEST_RATE), min(e.noise_multiplier, _LARGEST_NOISE), e.count)
+        for e in every
+        if e.selection is None and e.noise_multiplier < math.inf
     )
     return (*searches, *(merged if _has_no_noise(merged) else coarsened(merged)))
 

@@ -4,7 +4,8 @@ The releases of a stopped run are a beginning of those that were planned. Cuttin
 post-processing of all planned releases, so their epsilon holds wherever the cut is, also where
 somebody chose it after seeing releases. The smaller epsilon of the beginning alone holds only where
 the cut was fixed before the first lot: by the plan, or by a budget guard that counts a fixed plan.
-A guard that works as a Rényi filter lets everything follow what was seen; its claim is max_epsilon.
+A guard that works as a Rényi filter lets everything follow what was seen; its claim is max_epsilon,
+as long as nobody charges more to the same ledger than the filter allows.
 
 Guarantee: the claim holds for an end that was chosen after seeing releases; where nothing bounds
 the end (`OPEN`), the text says what the claim rests on.
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vestige.privacy import accounting
-from vestige.privacy.composition import filter_epsilon
+from vestige.privacy.composition import filter_epsilon, filter_share
 from vestige.privacy.events import Event
 from vestige.privacy.ledger import Ledger
 
@@ -36,10 +37,20 @@ class Ending:
     unmade: tuple[Event, ...] = ()
     limit: tuple[float, float] | None = None
 
+    def on(self, spent: Sequence[Event]) -> Ending:
+        """This ending for a ledger that holds `spent`.
+
+        A filter bounds what it has let through. Where runs without one have charged more to the
+        ledger, it bounds nothing, and the end is open.
+        """
+        if self.limit is None or filter_share([*spent, *self.unmade], *self.limit) <= 1:
+            return self
+        return Ending(OPEN, self.unmade)
+
     def epsilon(self, spent: Sequence[Event], delta: float, accountant: str) -> float:
         """The claim at `delta`, for a ledger that holds `spent`."""
-        if self.limit is not None:
-            return filter_epsilon(*self.limit, delta)
+        if (limit := self.on(spent).limit) is not None:
+            return filter_epsilon(*limit, delta)
         return accounting.epsilon([*spent, *self.unmade], delta, accountant)
 
     def state(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from vestige.privacy.selection import Selection
 
 Key = tuple[float, float] | tuple[float, float, Selection]
 _NAMES = ("sample_rate", "noise_multiplier", "count")
+_MOST = 2**53  # releases: a larger number is no exact float, and nobody makes so many
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,11 @@ class Event:
                 f"noise_multiplier {self.noise_multiplier} is not >= 0: give the noise standard "
                 "deviation divided by the sensitivity (0 means no privacy)"
             )
-        if not is_whole(self.count) or self.count < 1:
+        if not is_whole(self.count) or not 1 <= self.count <= _MOST:
+            large = is_whole(self.count) and self.count > _MOST  # too many digits to be shown
             raise ConfigError(
-                f"count {self.count!r} is not a whole number >= 1: give the number of releases"
+                f"count {'above 2^53' if large else repr(self.count)} is not a whole number from 1 "
+                "to 2^53: give the number of releases"
             )
         if self.selection is not None:
             if (self.sample_rate, self.noise_multiplier) != (1.0, 0.0):

@@ -69,7 +69,8 @@ class Claim:
         self.accountant = accounting.accountant_name(self.accountant)
         accounting.epsilon((), self.delta, self.accountant)  # refuses a bad delta
         self.facts = _public_facts(self.run or {})
-        self.end = self.ending or _costliest_end(self.plan, self.events, self.released, self.facts)
+        end = self.ending or _costliest_end(self.plan, self.events, self.released, self.facts)
+        self.end = end.on([*self.earlier, *self.events])
         own, limit = [*self.events, *self.end.unmade], self.end.limit
         self.counted = prepared([*self.earlier, *own])
         self.curve = curves.epsilon_curve(self.counted, self.delta, self.accountant, limit)

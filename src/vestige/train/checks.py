@@ -57,7 +57,14 @@ def check_out(folder: Path, fresh: bool) -> None:
         )
 
 
-def check_rows_of_unit(config: Any) -> None:
+def check_records(config: Any, own: bool) -> None:
+    """Which records are used, and as what; `own` are somebody's, and no benchmark set."""
+    _check_rows_of_unit(config)
+    if own and config.units is None:  # of users, `check_units` says why not
+        _check_first_records(config)
+
+
+def _check_rows_of_unit(config: Any) -> None:
     """Views and users, and what belongs to them."""
     if config.mix_views and (config.views or 1) < 4:
         raise ConfigError(
@@ -103,6 +110,22 @@ def check_units(config: Any, schema: Schema) -> Schema:
                 "it out."
             )
     return schema
+
+
+def _check_first_records(config: Any) -> None:
+    """Records of one's own are used whole: the first N of them are not the first N of a neighbour.
+
+    Without one of the first N another record comes in, so that two change where the sum is charged
+    for one. The held-out split may be cut where no figure of it is released as private.
+    """
+    names = ["train_size"] + ["test_size"] * (config.evaluate_epsilon is not None)
+    for name in names:
+        if (size := getattr(config, name)) is not None:
+            raise ConfigError(
+                f"{name} {size} takes the first {size} records of your own data: one record less "
+                "would let another in, and two would change. Leave it out, or give a file that "
+                "holds the records to use and no others."
+            )
 
 
 def check_device(device: str) -> str:

@@ -39,7 +39,7 @@ from vestige.train.checks import (
     check_lot,
     check_one_of,
     check_out,
-    check_rows_of_unit,
+    check_records,
     check_units,
 )
 from vestige.train.recipes.catalogue import RECIPES, filled_in
@@ -202,7 +202,7 @@ class TrainConfig(Options):
         default=None, description="Folder with NAME.npz. Default: VESTIGE_DATA, or else a download."
     )
     train_size: Count | None = Field(
-        default=None, description="Use the first N training records only."
+        default=None, description="Use the first N training records only, of a benchmark set."
     )
     test_size: Count | None = Field(
         default=None, description="Use the first N held-out records only."
@@ -300,7 +300,7 @@ class TrainConfig(Options):
         """What no field can say alone."""
         check_one_of(self, "epsilon", "noise_multiplier", "group_noise_multiplier")
         check_one_of(self, "epochs", "steps")
-        check_rows_of_unit(self)
+        check_records(self, own=self.dataset not in DATASETS)
         if self.train_size is not None or self.dataset_size is not None:
             check_lot(self.chosen_lot, self.dataset_size or self.train_size or 0)
         check_features(self)

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -262,8 +263,10 @@ class RunWriter:
             with session.averaged():
                 folder.write("model_averaged.pt", weights_of(self._session.model))
         result = session.result(str(folder.path))
-        if session.config.evaluate_epsilon and session.over:
-            result["held_out_release"] = self._released_figure(session.config.evaluate_epsilon)
+        if (epsilon := session.config.evaluate_epsilon) and session.over:
+            # Every rank has the weights and the records: one of them releases, for all.
+            release = partial(self._released_figure, epsilon)
+            result["held_out_release"] = self._engine.ranks.decided(release)
         facts = self._facts(result) | {"weights_sha256": sha256(weights)}
         stated = self._engine.statement(session.config.delta, caveats=session.caveats(), **facts)
         folder.write_json(statement.JSON_FILE, stated)

@@ -13,14 +13,16 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 from torch import Tensor, nn
 
 from vestige.errors import ConfigError
+from vestige.statement.model import Positive, told
 from vestige.train import models, table_data
 from vestige.train.dataset import Dataset
 from vestige.train.own_data import encode_file, images_at
@@ -28,7 +30,32 @@ from vestige.train.schema import restored
 
 MODEL_FILE, WEIGHTS_FILE, SAFE_FILE = "model.json", "model.pt", "model.safetensors"
 _ROWS_AT_ONCE = 256
-_NEEDED = ("model", "input_shape", "outputs", "task", "labels", "preprocessing")
+
+
+class _Preprocessing(BaseModel):
+    """How a record becomes an input."""
+
+    model_config = ConfigDict(strict=True)
+
+    kind: Literal["numbers", "pixels", "schema"]
+    white: Positive = 255
+    # Its own model reads it.
+    described: dict[str, JsonValue] = Field(default={}, alias="schema")
+
+
+class _Described(BaseModel):
+    """What model.json must hold to be used; a file may hold more."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+    model: str
+    features: str | None = None
+    task: Literal["classification", "multi-label", "regression"]
+    input_shape: list[Positive] = Field(min_length=1)
+    outputs: Positive
+    labels: list[str]
+    ranges: list[tuple[FiniteFloat, FiniteFloat]] = []
+    preprocessing: _Preprocessing
 
 
 def described(dataset: Dataset, model: str, features: str | None = None) -> dict[str, Any]:
@@ -175,21 +202,18 @@ def _facts(folder: Path) -> dict[str, Any]:
             "train."
         )
     try:
-        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        kinds = {"model": str, "task": str, "outputs": int, "preprocessing": dict}
-        right = isinstance(facts, dict) and all(name in facts for name in _NEEDED)
-        if not right or not all(isinstance(facts[n], kind) for n, kind in kinds.items()):
-            raise ValueError("a field is missing")
-        if not all(isinstance(facts[name], list) for name in ("input_shape", "labels")):
-            raise ValueError("a field is no list")
-        if facts["preprocessing"].get("kind") not in ("numbers", "pixels", "schema"):
-            raise ValueError("its preprocessing is unknown")
-        if not isinstance(facts.get("features"), str | None):
-            raise ValueError("its features have no name")
+        text = path.read_bytes()
+        described = _Described.model_validate_json(text)
+        if len(described.labels) != described.outputs:
+            raise ValueError(f"{described.outputs} outputs have {len(described.labels)} labels")
+        if len(described.ranges) not in (0, described.outputs):
+            raise ValueError(f"{described.outputs} outputs have {len(described.ranges)} ranges")
+        facts: dict[str, Any] = json.loads(text)
         facts.setdefault("ranges", [])
         return facts
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged ({error}): restore it, or train again.") from error
+        why = told(error) if isinstance(error, ValidationError) else error
+        raise ConfigError(f"{path} is damaged ({why}): restore it, or train again.") from error
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:

@@ -134,6 +134,42 @@ def test_a_run_under_a_rényi_filter_claims_its_budget(planned):
         assert "whatever was seen" in found["guarantee"]["end"]["text"]
 
 
+@pytest.mark.parametrize("planned", [None, 400])
+@pytest.mark.parametrize("guarded_first", [True, False])
+def test_a_filter_claims_nothing_for_what_others_have_charged_past_it(planned, guarded_first):
+    """A second engine without a guard charges the same ledger: the first one's budget is broken."""
+    engine, *rest = shared(planned) if not guarded_first else private(
+        "dp-sgd", max_epsilon=12.0, delta=DELTA, steps=planned
+    )  # fmt: skip
+    run(engine, *rest, steps=2)
+    before = stopped(engine._run)
+    other = private("dp-sgd", engine_options={"ledger": engine.ledger}, noise_multiplier=0.5)
+    run(*other, steps=20)
+    spent = engine.ledger.merged()
+    assert filter_share(spent, 12, DELTA) > 1 and engine.get_epsilon(DELTA) > 12
+    kind, epsilon = claimed(engine)
+    assert kind == ("open" if planned is None else "planned releases")
+    assert epsilon >= engine.get_epsilon(DELTA)
+    # So does the claim of a run that was killed before the other one began.
+    assert before.epsilon(spent, DELTA, "rdp") >= engine.get_epsilon(DELTA)
+    with pytest.raises(BudgetExhausted, match="filter"):
+        run(engine, *rest, steps=1)
+
+
+def test_the_statement_of_a_saved_filter_is_over_what_the_ledger_holds_now():
+    engine, *rest = shared(None)
+    run(engine, *rest, steps=2)
+    others = [Event(0.5, 0.5, 100)]
+    found = statement.build(
+        engine.plan, engine.door.own.events, delta=DELTA, accountant="rdp", released=2,
+        repeatable=False, caveats=[], earlier=others, ending=stopped(engine._run),
+    )  # fmt: skip
+    statement.check(found)
+    every = [*engine.door.own.events, *others]
+    assert found["guarantee"]["epsilon"] == accounting.epsilon(every, DELTA, "rdp") > 12
+    assert found["guarantee"]["end"]["kind"] == "open"
+
+
 def test_a_plan_that_fits_its_filter_keeps_the_plan():
     engine, *rest = shared(5, max_epsilon=60.0)
     run(engine, *rest, steps=2)

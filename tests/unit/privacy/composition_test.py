@@ -487,3 +487,11 @@ def test_what_would_take_long_or_is_not_resolved_has_no_figure():
     assert composition.group_epsilon(many, 2, 1e-5) == math.inf
     assert composition.group_epsilon((Event(0.1, 1.0),), 2, 1e-12) == math.inf
     assert composition.group_epsilon((Event(0.5, 0.2, 50),), 5, 1e-5) == math.inf
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "rdp_classic"])
+def test_a_rate_that_is_hardly_a_number_has_an_epsilon(accountant):
+    """Rates are rounded up to where logarithms are finite."""
+    usual = composition.composed_epsilon([Event(1e-100, 1.0, 10)], 1e-5, accountant)
+    for rate in (5e-324, 1e-320, 1e-310, 1e-200):
+        assert composition.composed_epsilon([Event(rate, 1.0, 10)], 1e-5, accountant) == usual

@@ -13,7 +13,7 @@ from vestige.errors import ConfigError
 from vestige.privacy.events import Event, counts, from_counts, merge
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.0, True, None])
+@pytest.mark.parametrize("count", [0, -1, 1.0, True, None, 2**53 + 1, 10**400])
 def test_a_bad_count_is_refused(count: int) -> None:
     with pytest.raises(ConfigError, match="count"):
         Event(0.1, 1.0, count)

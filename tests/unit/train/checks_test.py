@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests.support.own_tables import of_users, write_table
@@ -39,3 +40,19 @@ def test_what_goes_by_records_does_not_go_with_users(tmp_path, setting):
     write_table(tmp_path / "t.csv", of_users(40))
     with pytest.raises(ConfigError, match="goes by records, and units who protects users"):
         TrainConfig(dataset=str(tmp_path / "t.csv"), units="who", rows_per_unit=2, lot=1, **setting)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"train_size": 20}, {"train_size": 20, "dataset_size": 30}, {"test_size": 3}],
+)
+def test_the_first_records_of_own_data_are_refused(tmp_path, settings):
+    """One record less among them lets another in: a neighbouring file moves the sum by two."""
+    write_table(tmp_path / "t.csv", of_users(40))
+    np.savez(tmp_path / "d.npz", x_train=np.zeros((4, 2)))
+    for name in ("t.csv", "d.npz"):
+        with pytest.raises(ConfigError, match=r"_size (20|3) takes the first (20|3) rec"):
+            TrainConfig(dataset=str(tmp_path / name), evaluate_epsilon=1.0, lot=1, **settings)
+    # Exact figures of held-out records are not private anyway, and a benchmark set is public.
+    TrainConfig(dataset=str(tmp_path / "t.csv"), test_size=3, lot=1)
+    TrainConfig(dataset="digits", train_size=20, test_size=3, evaluate_epsilon=1.0, lot=1)

@@ -33,7 +33,7 @@ def test_names_are_those_of_the_rooms_that_need_torch() -> None:
     [
         ({"dataset": "nope"}, "dataset 'nope' is neither"),
         ({"dataset": "no/such.npz"}, "nor a file or folder of your own"),
-        ({"dataset": "."}, "has no public schema"),
+        ({"dataset": ".", "train_size": None}, "has no public schema"),
         ({"dataset": "a" * 300}, "nor a file or folder of your own"),
         ({"model": "vgg"}, "model 'vgg' is unknown"),
         ({"units": "who"}, "units who and rows_per_unit None: give both"),
