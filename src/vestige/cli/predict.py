@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,7 +42,7 @@ def predict(
     if as_json and out is None:
         print_json({"predictions": found})
         return
-    text = _csv(found)
+    text = as_csv(found)
     if out is None:
         typer.echo(text, nl=False)
     else:
@@ -49,7 +50,17 @@ def predict(
         typer.echo(f"wrote {out}: {len(found)} predictions")
 
 
-def _csv(found: list[dict[str, Any]]) -> str:
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
+
+
+def _cell(value: Any) -> Any:
+    """Text that a program for tables shows and does not run: names may be somebody else's."""
+    text = str(value)
+    formula = text.startswith(("=", "+", "-", "@", "\t", "\r")) and not _NUMBER.fullmatch(text)
+    return f"'{text}" if formula else value
+
+
+def as_csv(found: list[dict[str, Any]]) -> str:
     """The predictions as a table."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -62,6 +73,6 @@ def _csv(found: list[dict[str, Any]]) -> str:
             cells |= {"prediction": " ".join(said) if isinstance(said, list) else said}
         cells |= {f"p({name})": f"{chance:.4f}" for name, chance in chances.items()}
         if not number:
-            writer.writerow(cells)
-        writer.writerow(cells.values())
+            writer.writerow(map(_cell, cells))
+        writer.writerow(map(_cell, cells.values()))
     return buffer.getvalue()

@@ -2,15 +2,17 @@
 
 Guarantee: `verify` returns only if `statement.json` is, byte for byte, what the holder of the key
 has signed, and `model.pt`, where it is there, has the hash that the statement names. Whose key it
-is has to be known from elsewhere. A signature says who answers for a statement, not that it is
-true.
+is has to be known from elsewhere. Before it is signed, epsilon is computed again from the charges
+that the statement lists. That these are the charges of the run, the signature alone answers for.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -18,6 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from vestige.errors import ConfigError
 from vestige.files import write_whole
+from vestige.privacy import accounting
+from vestige.privacy.events import Event
 from vestige.statement.model import JSON_FILE, read
 
 SIGNATURE_FILE, WEIGHTS_FILE = f"{JSON_FILE}.sig", "model.pt"
@@ -32,6 +36,7 @@ def sign(folder: Path, key: Path) -> Path:
             f"the statement of {str(folder)!r} is not for signature: its status is "
             f"{found['status']!r}, and there is no guarantee to sign."
         )
+    _check_epsilon(folder, found)
     _check_weights(folder, found["run"].get("weights_sha256"))
     signature = _private(key).sign((folder / JSON_FILE).read_bytes())
     path = folder / SIGNATURE_FILE
@@ -60,6 +65,20 @@ def verify(folder: Path, key: Path) -> None:
             "key has signed it."
         ) from None
     _check_weights(folder, found["run"].get("weights_sha256"))
+
+
+def _check_epsilon(folder: Path, found: Mapping[str, Any]) -> None:
+    """Refuse a claim below what its own charges come to, by every accountant that bounds them."""
+    claim, charges = found["guarantee"], found["ledger"]
+    listed = (row for name in ("earlier", "events", "unmade") for row in charges[name])
+    events = [Event.from_json(row) for row in listed]
+    known = {claim["accountant"], "rdp"}  # a budget that is guarded by Renyi DP claims its limit
+    least = min(accounting.epsilon(events, claim["delta"], name) for name in known)
+    if least > claim["epsilon"] * (1 + 1e-9):
+        raise ConfigError(
+            f"the statement of {str(folder)!r} claims epsilon {claim['epsilon']:.6g}, and the "
+            f"charges that it lists come to {least:.6g}: it was changed. Make it anew from the run."
+        )
 
 
 def _check_weights(folder: Path, stated: str | None) -> None:

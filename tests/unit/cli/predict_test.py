@@ -127,3 +127,17 @@ def test_a_model_of_tables_and_one_of_images_say_which_they_are(tmp_path: Path) 
 
 def test_a_folder_that_is_no_run_is_one_line() -> None:
     check_refused(run("predict nowhere t.csv"), "has no model.json")
+
+
+def test_names_that_a_program_for_tables_would_run_are_shown() -> None:
+    from vestige.cli.predict import as_csv
+
+    names = {"=cmd|'/c calc'!A0": 0.5, "-1": 0.25, "+49 30": 0.1, "@SUM(A1)": 0.1, "no": 0.05}
+    found = [{"file": "-x.png", "prediction": name, "probabilities": names} for name in names]
+    lines = list(csv.reader(as_csv(found).splitlines()))
+    assert [line[1] for line in lines[1:]] == [
+        "'=cmd|'/c calc'!A0", "-1", "'+49 30", "'@SUM(A1)", "no",
+    ]  # fmt: skip
+    assert lines[1][0] == "'-x.png"
+    assert lines[0][2:] == [f"p({name})" for name in names]
+    assert "-1.5e-05" in as_csv([{"prediction": {"target": -1.5e-5}}])

@@ -34,6 +34,20 @@ def keys(name: str, ssh: bool = False, password: bytes | None = None) -> tuple[P
     return Path(f"{name}.key"), Path(f"{name}.pub")
 
 
+@pytest.mark.parametrize("what", ["epsilon", "noise_multiplier", "count"])
+def test_a_claim_below_its_own_charges_is_not_signed(what: str) -> None:
+    train(tiny(out=RUN))
+    private, _ = keys("mine")
+    path = RUN / "statement.json"
+    changed = json.loads(path.read_text())
+    place = changed["guarantee"] if what == "epsilon" else changed["ledger"]["events"][0]
+    place[what] = place[what] * 2 if what == "count" else place[what] * 0.9
+    path.write_text(json.dumps(changed))
+    with pytest.raises(ConfigError, match="and the charges that it lists come to"):
+        sign(RUN, private)
+    assert not (RUN / SIGNATURE_FILE).exists()
+
+
 @pytest.mark.parametrize("ssh", [False, True], ids=["pem", "ssh"])
 def test_a_signature_fits_its_statement_and_its_key_alone(ssh: bool) -> None:
     train(tiny(out=RUN))
