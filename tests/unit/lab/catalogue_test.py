@@ -49,6 +49,7 @@ NAMES = [
     "sma-cnn",
     "scatter",
     "scatter-mirror",
+    "scatter-mirror-memory",
     "scatter-cnn",
     "scatter-memory",
     "scatter-slices",
