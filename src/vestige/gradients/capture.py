@@ -7,8 +7,7 @@ gradient; the rule turns the operation's input and output gradient into a `Use` 
 way for a gradient to reach a parameter is refused: by name in the forward pass, and by a hook on
 the parameter itself for what the mode did not see.
 
-The model stays the user's own object: two hooks on the root and one on each parameter, which are
-not copied by `copy.deepcopy` or `torch.save`.
+The model stays the user's own object: its hooks are not copied by `deepcopy` or `torch.save`.
 """
 
 from __future__ import annotations

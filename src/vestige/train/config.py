@@ -48,8 +48,7 @@ from vestige.train.schema import TASKS, Schema, is_own, read_schema
 if TYPE_CHECKING:
     from vestige.gradients.clipping import Clipping
 
-# The names of train.data and train.models, which need torch; tests keep them
-# equal.
+# The names of train.data and train.models, which need torch; tests keep them equal.
 DATASETS = ("digits", "mnist", "cifar10", "cifar100", "svhn")
 _SCATTERING = ("scatter", "scatter-mirror", "scatter-cnn")
 MODELS = ("linear", "mlp", "cnn", "resnet18", "wrn", *_SCATTERING, LEAST_SQUARES)
