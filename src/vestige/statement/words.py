@@ -67,7 +67,10 @@ def model_card(statement: Mapping[str, Any], model: Mapping[str, Any]) -> str:
     figures, which are in neither, are not in it.
     """
     run = {"held_out_release": None, "weights_sha256": ""} | statement["run"]
-    return _page("card.md.j2", dict(statement) | {"run": run}, model=model)
+    # What names code is not believed: whoever loads the model has to name it, too.
+    names = (model.get("features"), model["model"])
+    code = next((name for name in names if name is not None and ":" in name), None)
+    return _page("card.md.j2", dict(statement) | {"run": run}, model=model, code=code)
 
 
 def yaml_number(value: float | None) -> str:
