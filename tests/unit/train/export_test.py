@@ -85,9 +85,9 @@ def test_the_card_has_the_guarantee_in_its_front_matter_and_no_exact_figure() ->
     assert result["epsilon"] <= claim["epsilon"] <= result["epsilon"] * 1.00001
     assert claim["weights_sha256"] == stated["run"]["weights_sha256"]
     assert "record-level differential privacy, where a record is one row" in card
-    assert f"Held-out accuracy {result['held_out_release']['accuracy']:.4g}" in card
-    others = "".join(line for line in card.splitlines() if not line.startswith("Held-out "))
-    numbers = set(re.findall(r"\d+(?:\.\d+)?", others))
+    noisy = f"{result['held_out_release']['accuracy']:.4g}"
+    assert f"Held-out accuracy {noisy}" in card
+    numbers = set(re.findall(r"\d+(?:\.\d+)?", card)) - {noisy}  # which may be right by chance
     exact = {f"{(result | result['metrics'])[n]:.4g}" for n in ("accuracy", "loss", "auc")}
     assert not {figure for figure in exact if "." in figure} & numbers
     x = torch.randn(2, 8)
