@@ -83,6 +83,11 @@ def _page(template: str, statement: Mapping[str, Any], **more: Any) -> str:
     return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
 
 
+def strength(epsilon: float) -> str:
+    """What a guide for practitioners (arXiv 2303.00654) calls an epsilon by itself."""
+    return "strong" if epsilon <= 1 else "reasonable" if epsilon <= 10 else "weak"
+
+
 def _between(values: float | Sequence[float], digits: int = 6) -> str:
     return _extent(values, digits, "between {} and {}")
 
@@ -137,6 +142,7 @@ _SENTENCES = _environment(
     one_line,
     up=partial(round_up, places=3),
     between=_between,
+    strength=strength,
     number=lambda value: f"{value:g}",
     exp=math.exp,
 )
