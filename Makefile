@@ -28,7 +28,7 @@ test-others: $(VENV)/.ready-others
 audit: $(VENV)/.ready-dev
 	$(PYTEST) -m audit -rP
 docs: $(VENV)/.ready-docs  # TUTORIAL_EPOCHS=2 runs the tutorials in their quick form
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -41,7 +41,7 @@ EXCUSED = {
 OPACUS = (
     *("accountants", "data_loader", "distributed", "dp_model_inspector", "grad_sample"),
     *("layers", "lightning"),
-    *("optimizers", "privacy_engine", "schedulers", "utils", "validators"),
+    *("optimizers", "privacy_analysis", "privacy_engine", "schedulers", "utils", "validators"),
 )
 TOGETHER = {"geometry": "methods", **dict.fromkeys(OPACUS, "compat")}
 

@@ -18,6 +18,7 @@ EPOCHS = int(os.environ.get("TUTORIAL_EPOCHS", "20"))
 os.chdir(tempfile.mkdtemp())
 # The command of the environment that runs this page.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+os.environ.pop("FORCE_COLOR", None)  # a notebook is no terminal: a line for each epoch, no bar
 
 random.seed(7)
 with Path("patients.csv").open("w", newline="") as file:
@@ -33,8 +34,10 @@ with Path("patients.csv").open("w", newline="") as file:
 def run(command: str) -> None:
     """A command as in a terminal."""
     print("$", command)
-    done = subprocess.run(command, shell=True, stdout=subprocess.PIPE, text=True, check=True)
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, shell=True, text=True, **both)
     print(done.stdout)
+    done.check_returncode()
 
 
 # %% [markdown]

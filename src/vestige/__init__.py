@@ -65,7 +65,10 @@ _MODULES = {
 }
 # Where Opacus' users look things up; see vestige.compat.
 _OPACUS = ("accountants", "data_loader", "distributed", "grad_sample", "layers", "optimizers")
-_MODULES |= {name: f"vestige.{name}" for name in (*_OPACUS, "schedulers", "utils", "validators")}
+_MODULES |= {
+    name: f"vestige.{name}"
+    for name in (*_OPACUS, "privacy_analysis", "schedulers", "utils", "validators")
+}
 
 
 def __getattr__(name: str) -> Any:

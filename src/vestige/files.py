@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -21,7 +22,9 @@ def write_whole(path: Path, content: bytes | str, mode: int | None = None) -> No
     """
     data = content.encode() if isinstance(content, str) else content
     earlier = _mode_of(path)
-    if earlier is not None and not (stat.S_ISREG(earlier) or stat.S_ISDIR(earlier)):
+    if earlier is not None and stat.S_ISDIR(earlier):
+        raise IsADirectoryError(errno.EISDIR, "this is a folder, name a file", str(path))
+    if earlier is not None and not stat.S_ISREG(earlier):
         path.write_bytes(data)
         return
     partial = path.with_name(f".{path.name}.partial")

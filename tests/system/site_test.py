@@ -23,6 +23,12 @@ def test_every_page_has_a_place_in_the_navigation() -> None:
     assert "methods/" in placed
 
 
+def test_tutorials_are_executed_whenever_the_site_is_built() -> None:
+    """A cache knows of the tutorial's text, and not of the library or of the quick form."""
+    config = (ROOT / "mkdocs.yml").read_text()
+    assert "execute: true" in config and "cache: false" in config
+
+
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_says_how_far_its_guarantee_goes(path: Path) -> None:
     assert "**How far this" in path.read_text()

@@ -13,16 +13,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# The columns that docs/start.md leaves to its reader.
-MORE = """
-[columns.sex]
-kind = "category"
-categories = ["F", "M"]
-
-[columns.bmi]
-kind = "number"
-range = [10, 60]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +82,7 @@ def test_the_page_for_newcomers_runs_as_printed_from_the_wheel(site: Path, tmp_p
             if line.startswith("vestige schema"):
                 schema = tmp_path / "patients.schema.toml"
                 head = schema.read_text().partition("[columns")[0]
-                schema.write_text(f"{head}{toml}{MORE}")
+                schema.write_text(f"{head}{toml}")
     wanted = "schema suggest train predict statement -q statement statement export".split()
     assert done == wanted
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 21

@@ -31,6 +31,14 @@ def test_what_was_written_is_read_back(
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_folder_is_named_and_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    with pytest.raises(IsADirectoryError, match=r"is a folder, name.*there'$"):
+        write_whole(folder, "text")
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_the_mode_is_kept_or_as_asked(tmp_path: Path) -> None:
     umask = os.umask(0o022)
     try:

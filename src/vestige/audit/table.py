@@ -22,6 +22,7 @@ from vestige.checks import round_down, round_up
 from vestige.errors import ConfigError
 from vestige.files import write_whole
 from vestige.methods import METHODS
+from vestige.methods.method import refuse_unknown
 from vestige.statement.escaping import in_code
 from vestige.statement.table import Table
 
@@ -44,7 +45,7 @@ def rows(methods: Sequence[str], epsilon: float, trials: int, seed: int | None) 
     confidence = 1 - (1 - JOINT_CONFIDENCE) / (BOUNDS * max(1, len(methods)))
     for number, name in enumerate(methods):
         if name not in METHODS:
-            raise ConfigError(f"method={name!r} is unknown: choose from {', '.join(METHODS)}.")
+            refuse_unknown(name)
         count = trials if METHODS[name].private else min(trials, PUBLISHED_TRIALS)
         options: dict[str, Any] = {"epsilon": epsilon, "seed": _own_seed(seed, number)}
         canary = _said(audit(name, trials=count, confidence=confidence, **options))

@@ -120,9 +120,10 @@ def write_pages(folder: Path) -> None:
 def print_result(result: Mapping[str, Any]) -> None:
     """What a training run came to."""
     own = "  (exact, not for publication)" if "not for publication" in result["measured_on"] else ""
-    told = [("loss", _loss(result["loss"]))]
+    place = f"  on the held-out split{own}"
+    told = [("loss", _loss(result["loss"]) + (place if own else ""))]
     if result["accuracy"] is not None:
-        told.insert(0, ("accuracy", f"{result['accuracy']:.2%}  on the held-out split{own}"))
+        told.insert(0, ("accuracy", f"{result['accuracy']:.2%}{place}"))
     for name in ("balanced_accuracy", "auc", "rmse", "mae"):
         value = result["metrics"].get(name)
         if value is not None and own:

@@ -75,6 +75,7 @@ def statement(
         typer.echo(content, nl=False)
     else:
         write_whole(out, content)
+        typer.echo(f"wrote {out}")
 
 
 def _check_ending(suffix: str, page: bool) -> None:

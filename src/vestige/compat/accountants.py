@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
-from vestige.compat.refusals import refuse, refused
+from vestige.compat.refusals import gone, refuse, refused
 from vestige.engine.privacy_engine import PrivacyEngine
 from vestige.errors import ConfigError
 from vestige.privacy import accounting
@@ -24,6 +24,7 @@ class IAccountant:
     """
 
     name: ClassVar[str] = "pld"
+    get_privacy_spent = gone("get_privacy_spent", "accountant")
 
     def __init__(self) -> None:
         self.history: History = []
@@ -115,6 +116,7 @@ class EngineAccountant(str):
         """History and name, to read."""
         return {"history": self.history, "mechanism": str(self)}
 
+    get_privacy_spent = gone("get_privacy_spent", "engine.accountant")
     step = _stop("accountant.step", "step")
     get_optimizer_hook_fn = _stop("accountant.step", "get_optimizer_hook_fn")
     load_state_dict = _stop("accountant.load_state_dict", "load_state_dict")

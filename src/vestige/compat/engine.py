@@ -15,7 +15,7 @@ from vestige.compat import faces
 from vestige.compat.accountants import EngineAccountant
 from vestige.compat.loading import bind, source_of
 from vestige.compat.models import ModuleValidator
-from vestige.compat.refusals import explain_grad_sample, refuse
+from vestige.compat.refusals import BEFORE_1, explain_grad_sample, gone, refuse
 from vestige.engine.privacy_engine import PrivacyEngine as Engine
 from vestige.errors import ConfigError
 from vestige.gradients.clipping import Quantile
@@ -46,11 +46,15 @@ class PrivacyEngine(Engine):
     accountant: EngineAccountant
     _warned: set[str]
     _mode: str
+    attach = gone("attach", "engine")
+    get_privacy_spent = gone("get_privacy_spent", "engine")
 
     if not TYPE_CHECKING:  # their signatures are the engine's
 
         @wraps(Engine.__init__)
-        def __init__(self, accountant: str = "pld", **options: Any) -> None:
+        def __init__(self, accountant: str = "pld", *others: Any, **options: Any) -> None:
+            if others or isinstance(accountant, nn.Module) or BEFORE_1 & options.keys():
+                refuse("attach", "PrivacyEngine(model, ...)")
             if accountant == "gdp":
                 refuse("gdp", "accountant='gdp'")
             super().__init__(accountant, **options)

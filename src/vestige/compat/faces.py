@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from vestige.compat.refusals import refuse
+from vestige.compat.refusals import gone, refuse
 from vestige.engine.run import Run
 from vestige.plan import at
 
@@ -87,8 +87,12 @@ OPTIMIZER: dict[str, Any] = {
     "attach_step_hook": _attach_step_hook,
     **{
         name: _inside(name)
-        for name in ("grad_samples", "clip_and_accumulate", "add_noise", "signal_skip_step")
+        for name in (
+            *("grad_samples", "clip_and_accumulate", "add_noise", "signal_skip_step"),
+            *("pre_step", "scale_grad", "summed_grad"),
+        )
     },
+    **{name: gone(name, "optimizer") for name in ("privacy_engine", "virtual_step")},
 }
 MODULE: dict[str, Any] = {
     "_module": property(lambda self: self),

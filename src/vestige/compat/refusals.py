@@ -22,8 +22,18 @@ _CLIP_MOVES = (
 _ONE_PROCESS = "the engine adds up what ranks have itself, once, before the noise: docs/scaling.md"
 _FAST = "FastGradientClipping"
 _WRAPPERS = (("", ""), ("", _FAST), ("", f"{_FAST}TP"), ("Abstract", ""))
-_OPTIMIZERS = ("DPOptimizer", "DistributedDPOptimizer", f"DPOptimizer{_FAST}")
+_PLAIN_OPTIMIZERS = (
+    *("DPOptimizer", "DistributedDPOptimizer", "SimpleDistributedPerLayerOptimizer"),
+    *(f"{kind}Optimizer{_FAST}" for kind in ("DP", "DistributedDP", "FSDP")),
+)
+OPTIMIZERS = (*_PLAIN_OPTIMIZERS, "DPPerLayerOptimizer", "AdaClipDPOptimizer")
 _LOTS = "lots are drawn by the engine, from its secret key, at the rate that it charges"
+
+# Arguments of the engine before Opacus 1.0 that today's does not have.
+BEFORE_1 = frozenset(
+    "module batch_size sample_size sample_rate alphas noise_multiplier max_grad_norm poisson "
+    "secure_rng batch_first target_delta target_epsilon epochs loss_reduction".split()
+)
 
 REASONS = {
     "grad_sample": f"{_NO_ROWS}. Take norms or influence from torch.func on public data.",
@@ -41,10 +51,33 @@ REASONS = {
     "sharded": f"{_ONE_PROCESS}. Use fully_shard(model) and make_private(sharded=True).",
     "wrong_mode": "the way to per-example gradients is chosen by the engine. Leave it out.",
     **dict.fromkeys(
-        [*_OPTIMIZERS, f"FSDPOptimizer{_FAST}"],
+        _PLAIN_OPTIMIZERS,
         f"{_NO_ROWS}. Pass a torch.optim optimizer to make_private.",
     ),
     "DifferentiallyPrivateDistributedDataParallel": f"{_ONE_PROCESS}. Pass the module inside it.",
+    "DPPerLayerOptimizer": f"{_NO_ROWS}. Pass make_private(clipping='per_layer').",
+    "AdaClipDPOptimizer": f"{_NO_ROWS}. Pass make_private(clipping='adaptive') and its numbers.",
+    "wrap_collate_with_empty": (
+        "an empty lot is one blank row that counts for nothing, without a collate function of its "
+        "own. Leave it out."
+    ),
+    "attach": (
+        "before Opacus 1.0 an engine was made of a model and attached to an optimizer, and never "
+        "saw the loader. Call model, optimizer, loader = PrivacyEngine().make_private(module=model,"
+        " optimizer=optimizer, data_loader=loader, noise_multiplier=..., max_grad_norm=...)."
+    ),
+    "get_privacy_spent": (
+        "it gave an order beside epsilon, which belongs to one accountant alone. Call "
+        "get_epsilon(delta)."
+    ),
+    "privacy_engine": (
+        "the optimizer stays yours, and its engine is an object beside it. Call "
+        "get_epsilon(delta) of the engine whose make_private was called."
+    ),
+    "virtual_step": (
+        "pieces of a lot are added up by the engine, however many there are. Use "
+        "make_private(max_physical_batch_size=...), and step on every batch."
+    ),
     "UniformWithReplacementSampler": f"{_LOTS}. Give the DataLoader a batch_size and no sampler.",
     "DistributedUniformWithReplacementSampler": f"{_LOTS}, in one process. Give a batch_size.",
     "wrap_data_loader": f"{_LOTS}. Use `with BatchMemoryManager(...) as loader`.",
@@ -89,6 +122,11 @@ def refused(name: str, shown: str = "") -> type[Any]:
         refuse(name, shown)
 
     return type(name, (), {"__init__": stop, "__doc__": f"Refused: {REASONS[name]}"})
+
+
+def gone(name: str, shown: str) -> property:
+    """An attribute that says what takes its place, and that `hasattr` does not see."""
+    return property(lambda self: refuse(name, f"{shown}.{name}"))
 
 
 def absent(module: str, instead: str) -> NoReturn:

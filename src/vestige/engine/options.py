@@ -169,6 +169,12 @@ class Options(Budget, Chance, Numerics, Unit):
             if name not in known:
                 near = difflib.get_close_matches(name, [*known, *others], 1)
                 hint = f" Did you mean {near[0]}=...?" if near else ""
+                if name in ("epochs", "target_epsilon", "target_delta"):
+                    hint = (
+                        " The noise of a target is solved for by make_private_with_epsilon("
+                        "target_epsilon=..., target_delta=..., epochs=...); a planned length is "
+                        "steps=..., in releases."
+                    )
                 raise ConfigError(f"make_private has no argument {name!r}.{hint}")
         return cls(**keywords)
 

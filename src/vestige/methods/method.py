@@ -6,11 +6,12 @@ its parts. What does not go together is said by `excludes` and `requires`.
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -260,6 +261,20 @@ class WithBeta(Method):
         return replace(self, **table)
 
 
+def refuse_unknown(method: object) -> NoReturn:
+    """Refuse a name that no method has, with the nearest one there is."""
+    near: list[str] = []
+    if isinstance(method, str):
+        # Papers write FO-DP-SGD.
+        plain = method.lower().replace("_", "-")
+        name = plain.removesuffix("-dp-sgd")
+        near = [name] if name in METHODS else difflib.get_close_matches(plain, METHODS, 1)
+    words = f"choose from {', '.join(METHODS)}."
+    if near:
+        words = f"did you mean {near[0]}? `vestige methods` lists them all."
+    raise ConfigError(f"method={method!r} is unknown: {words}")
+
+
 def resolve(method: str | Method, settings: Mapping[str, Any] | None = None) -> Method:
     """A method from its name and its settings, or the instance itself."""
     if isinstance(method, Method):
@@ -267,7 +282,7 @@ def resolve(method: str | Method, settings: Mapping[str, Any] | None = None) -> 
     if isinstance(method, str) and method in AMBIGUOUS:
         raise ConfigError(AMBIGUOUS[method])
     if not isinstance(method, str) or method not in METHODS:
-        raise ConfigError(f"method={method!r} is unknown: choose from {', '.join(METHODS)}.")
+        refuse_unknown(method)
     made = METHODS[method].load()
     names = [field.name for field in fields(made)]
     for key in settings or {}:

@@ -1,8 +1,6 @@
 """Opacus' import name: see `vestige.compat.faces`."""
 
 from vestige.compat.faces import DPOptimizer as DPOptimizer
-from vestige.compat.refusals import refused
+from vestige.compat.refusals import OPTIMIZERS, refused
 
-DistributedDPOptimizer = refused("DistributedDPOptimizer")
-DPOptimizerFastGradientClipping = refused("DPOptimizerFastGradientClipping")
-FSDPOptimizerFastGradientClipping = refused("FSDPOptimizerFastGradientClipping")
+globals().update({name: refused(name) for name in OPTIMIZERS if name != "DPOptimizer"})

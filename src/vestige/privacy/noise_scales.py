@@ -87,8 +87,8 @@ def joint_multiplier(group_noise_multipliers: Sequence[float]) -> float:
 def _check_multiplier(name: str, value: float) -> None:
     if not is_number(value) or value < 0:
         raise ConfigError(
-            f"{name}={value} must be zero or a positive finite number: it is the noise's standard "
-            "deviation in units of the sensitivity (0 switches privacy off, for tests)."
+            f"{name}={value!r} must be zero or a positive finite number: it is the noise's "
+            "standard deviation in units of the sensitivity (0 switches privacy off, for tests)."
         )
 
 

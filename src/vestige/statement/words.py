@@ -67,7 +67,10 @@ def model_card(statement: Mapping[str, Any], model: Mapping[str, Any]) -> str:
     figures, which are in neither, are not in it.
     """
     run = {"held_out_release": None, "weights_sha256": ""} | statement["run"]
-    return _page("card.md.j2", dict(statement) | {"run": run}, model=model)
+    # What names code is not believed: whoever loads the model has to name it, too.
+    names = (model.get("features"), model["model"])
+    code = next((name for name in names if name is not None and ":" in name), None)
+    return _page("card.md.j2", dict(statement) | {"run": run}, model=model, code=code)
 
 
 def yaml_number(value: float | None) -> str:
@@ -78,6 +81,11 @@ def yaml_number(value: float | None) -> str:
 def _page(template: str, statement: Mapping[str, Any], **more: Any) -> str:
     page = _PAGE.get_template(template).render(statement, **more)
     return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
+
+
+def strength(epsilon: float) -> str:
+    """What a guide for practitioners (arXiv 2303.00654) calls an epsilon by itself."""
+    return "strong" if epsilon <= 1 else "reasonable" if epsilon <= 10 else "weak"
 
 
 def _between(values: float | Sequence[float], digits: int = 6) -> str:
@@ -134,6 +142,7 @@ _SENTENCES = _environment(
     one_line,
     up=partial(round_up, places=3),
     between=_between,
+    strength=strength,
     number=lambda value: f"{value:g}",
     exp=math.exp,
 )

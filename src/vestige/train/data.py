@@ -156,8 +156,9 @@ def read_npz(path: Path, entries: tuple[str, ...] = ENTRIES) -> Arrays:
         raise ConfigError(f"There is no readable file {path}; check the path of the dataset.")
     if not zipfile.is_zipfile(path):
         raise ConfigError(
-            f"{path} is not an .npz file, or it is cut off; write one with "
-            "numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)."
+            f"{path} is not an .npz file, or it is cut off; own data are CSV or parquet files, "
+            "folders of images, or what numpy.savez(path, x_train=..., y_train=..., x_test=..., "
+            "y_test=...) writes."
         )
     arrays: Arrays = {}
     try:

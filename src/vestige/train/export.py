@@ -7,7 +7,9 @@ that are not those of the run's statement are refused.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,11 @@ def to_onnx(model: TrainedModel, path: Path) -> Path:
                 f"ONNX needs {package}, which is not installed: pip install 'vestige-dp[export]', "
                 "or give --torch-export."
             )
-    torch.onnx.export(_program(model), f=str(path), dynamo=True, verbose=False)
+    # The exporter tells of packages that a model does not use, and of torch's own future.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        torch.onnx.export(_program(model), f=str(path), dynamo=True, verbose=False)
     return path
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -258,6 +258,12 @@ def _columns(records: Any) -> Mapping[str, Sequence[Any]]:
         names = list(records[0])
         return {name: [row.get(name) for row in records] for name in names}
     if isinstance(records, Mapping) or hasattr(records, "columns"):
+        for name in records:
+            if isinstance(records[name], str) or not isinstance(records[name], Iterable):
+                raise ConfigError(
+                    f"a column is a list of values, and {name!r} holds one: for a single record "
+                    "write [record]."
+                )
         return {str(name): list(records[name]) for name in records}
     raise ConfigError(
         f"records are a {type(records).__name__}: give a path, a list of rows with names, or a "

@@ -212,7 +212,7 @@ def read_schema(data: Path, path: Path | None, target: Iterable[str] = ()) -> Sc
     if not path.is_file():
         wanted = " ".join(f"--target {name}" for name in target) or "--target COLUMN"
         raise ConfigError(
-            f"{data.name} has no public schema {str(path)!r}: draft one with `vestige schema "
+            f"{data} has no public schema {str(path)!r}: draft one with `vestige schema "
             f"{data} {wanted}`, declare its ranges and categories, and train again."
         )
     try:

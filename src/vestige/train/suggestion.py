@@ -16,6 +16,7 @@ from typing import Any
 
 from vestige.errors import ConfigError
 from vestige.privacy import accounting
+from vestige.statement.words import strength
 from vestige.train.config import TrainConfig
 from vestige.train.training import load_data
 
@@ -94,6 +95,8 @@ def suggest(config: TrainConfig, epsilon: float) -> Suggestion:
     lr = float(f"{LARGEST_RATE / max(1.0, loudness):.2g}")
     public = "declared" if facts.declared else "read off the data and treated as public"
     reasons = {
+        "epsilon": f"{strength(epsilon)} by the measure of a guide for practitioners (arXiv "
+        "2303.00654): at most 1 strong, up to 10 reasonable, more weak on its own",
         "delta": f"a power of ten below 1 / (10 x records), of which there are {facts.records} "
         f"({public}): above 1 / records it would allow a whole record to be published",
         "epochs": "the noise grows with about the square root of the epochs, and fewer passes "

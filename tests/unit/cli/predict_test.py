@@ -22,6 +22,7 @@ def test_from_a_table_to_predictions() -> None:
     assert result.exit_code == 0, result.output
     text = plain(result.stdout)
     assert "(exact, not for publication)" in text
+    assert re.search(r"loss [\d.]+ on the held-out split \(exact, not for publication\)", text)
     assert re.search(r"noisy accuracy [\d.]+ ± [\d.]+ may be published", text)
     names = {path.name for path in Path("run").iterdir()}
     assert {"model.pt", "model.json", "report.html", "statement.html", "statement.md"} <= names

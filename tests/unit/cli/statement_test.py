@@ -37,7 +37,7 @@ def test_the_command_prints_the_page_or_the_json(tmp_path: Path) -> None:
     printed = call(str(run), "--json")
     assert json.loads(printed.stdout) == found
     written = call(str(run), "--out", str(tmp_path / "signed.md"))
-    assert (written.exit_code, written.stdout) == (0, "")
+    assert (written.exit_code, written.stdout) == (0, f"wrote {tmp_path / 'signed.md'}\n")
     assert (tmp_path / "signed.md").read_text() == statement.markdown(found)
     call(str(run), "--json", "--out", str(tmp_path / "copy.json"))
     assert json.loads((tmp_path / "copy.json").read_text()) == found

@@ -235,8 +235,9 @@ def test_ctrl_c_before_training_writes_nothing(
 BAD_TRAINING = [
     ("--dataset nope", "dataset 'nope' is neither one of digits"),
     ("--dataset missing.npz", "nor a file or folder of your own"),
-    ("--dataset folder", "has no public schema"),
-    ("--dataset text.npz", "text.npz is not an .npz file"),
+    ("--dataset folder", "folder has no public schema"),
+    ("--dataset .", ". has no public schema"),
+    ("--dataset text.npz", "text.npz is not an .npz file, or it is cut off; own data are CSV"),
     ("--dataset short.npz", "short.npz has no y_train"),
     ("--dataset mnist --data-dir missing", "data_dir 'missing' is no folder"),
     ("--model vgg", "model 'vgg' is unknown"),

@@ -46,6 +46,42 @@ def make(**options):
     return engine, engine.make_private(**arguments | options)
 
 
+@pytest.mark.parametrize(
+    ("things", "options"),
+    [
+        ((nn.Linear(2, 2),), {}),
+        ((nn.Linear(2, 2), 64, 6000), {"alphas": [2, 3]}),
+        ((nn.Linear(2, 2),), {"sample_rate": 0.1, "noise_multiplier": 1.3, "max_grad_norm": 1.0}),
+        ((), {"module": nn.Linear(2, 2), "batch_size": 64, "sample_size": 6000}),
+    ],
+)
+def test_an_engine_as_before_opacus_1_is_told_the_call_of_today(things, options):
+    with pytest.raises(PrivacyError, match=r"PrivacyEngine\(model.* is refused: .*make_private\("):
+        vestige.PrivacyEngine(*things, **options)
+
+
+def test_names_of_before_opacus_1_say_what_takes_their_place():
+    engine, (_, optimizer, _) = make()
+    old = [
+        (engine, "attach", r"\.make_private\("),
+        (engine, "get_privacy_spent", r"get_epsilon\(delta\)"),
+        (engine.accountant, "get_privacy_spent", r"get_epsilon\(delta\)"),
+        (vestige.accountants.RDPAccountant(), "get_privacy_spent", r"get_epsilon\(delta\)"),
+        (optimizer, "privacy_engine", r"get_epsilon\(delta\)"),
+        (optimizer, "virtual_step", "max_physical_batch_size="),
+        (optimizer, "pre_step", "per-example gradients never leave the engine"),
+    ]
+    for thing, name, words in old:
+        assert not hasattr(thing, name)
+        with pytest.raises(PrivacyError, match=rf"{name} is refused: .*{words}"):
+            getattr(thing, name)
+
+
+def test_an_unknown_option_of_the_engine_is_an_ordinary_error():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        vestige.PrivacyEngine(colour=1)
+
+
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ew"])
 def test_every_way_to_gradients_is_the_same_run(mode):
     engine, made = make(grad_sample_mode=mode, poisson_sampling=True, wrap_model=True)

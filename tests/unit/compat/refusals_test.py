@@ -15,7 +15,7 @@ from torch import nn
 import vestige
 from tests.support.loops import private
 from vestige.compat.refusals import REASONS
-from vestige.errors import PrivacyError
+from vestige.errors import PrivacyError, UnsupportedModel
 
 NAMES = [
     *(f"accountants.{name}" for name in ("register_accountant",)),
@@ -41,6 +41,11 @@ NAMES = [
     "utils.uniform_sampler.UniformWithReplacementSampler",
     "utils.uniform_sampler.DistributedUniformWithReplacementSampler",
     "utils.batch_memory_manager.wrap_data_loader",
+    "data_loader.wrap_collate_with_empty",
+    "optimizers.AdaClipDPOptimizer",
+    "optimizers.DPPerLayerOptimizer",
+    "optimizers.DistributedDPOptimizerFastGradientClipping",
+    "optimizers.SimpleDistributedPerLayerOptimizer",
     "validators.register_module_fixer",
     "validators.register_module_validator",
 ]
@@ -63,6 +68,14 @@ def test_a_reason_is_a_sentence_with_a_remedy(reason):
     assert remedy[0].isupper() and remedy.endswith(".") and "\n" not in reason
     verbs = ("Take", "Pass", "Leave", "Change", "Call", "Use", "Give", "Read", "Go on", "Build")
     assert remedy.startswith(verbs)
+
+
+@pytest.mark.parametrize(
+    "name", ["IllegalModuleConfiguration", "NotYetSupportedModule", "ShouldReplaceModule"]
+)
+def test_every_error_about_a_model_is_the_one_that_is_raised(name):
+    errors = importlib.import_module("vestige.validators.errors")
+    assert getattr(errors, f"{name}Error") is UnsupportedModel
 
 
 def test_opacus_modules_are_found_after_import_vestige_alone():
@@ -100,6 +113,9 @@ def test_a_name_is_the_same_wherever_opacus_has_it(module, name, home):
     [
         "accountants.analysis.rdp",
         "dp_model_inspector",
+        "privacy_analysis",
+        "utils.module_modification",
+        "utils.stats",
         "utils.fast_gradient_clipping_utils",
         "utils.fsdp_utils",
         "utils.module_utils",

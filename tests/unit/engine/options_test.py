@@ -24,6 +24,9 @@ def test_an_unknown_argument_is_refused_with_the_nearest():
         Options.of({"max_norm": 1.0}, ("max_grad_norm",))
     with pytest.raises(ConfigError, match=r"mean max_grad_norm=\.\.\.\?"):
         Options.of({"max_gradnorm": 1.0}, ("max_grad_norm",))
+    for name in ("epochs", "target_epsilon"):
+        with pytest.raises(ConfigError, match=r"with_epsilon\(target_epsilon=.*steps="):
+            Options.of({name: 3}, ())
     with pytest.raises(ConfigError, match=r"no argument 'colour'\.$"):
         Options.of({"colour": 1.0}, ())
 

@@ -23,6 +23,28 @@ from vestige.privacy.ledger import Event
 REMEMBERING = ["fo", "sma", "uniform", "exponential", "post-fm", "sma-shuffled", "sma-fixed"]
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("DP-SGD", "dp-sgd"),
+        ("FO-DP-SGD", "fo"),
+        ("sma_dp_sgd", "sma"),
+        ("dpsgd", "dp-sgd"),
+        ("dp_adam", "dp-adam"),
+        ("Kalman", "kalman"),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_told_the_right_one(written, meant):
+    with pytest.raises(ConfigError, match=f"is unknown: did you mean {meant}\\? `vestige methods`"):
+        methods.resolve(written)
+
+
+def test_a_name_like_no_other_is_told_all():
+    for name in ("moon", 3):
+        with pytest.raises(ConfigError, match="is unknown: choose from dp-sgd, fo, sma"):
+            methods.resolve(name)
+
+
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "rdp_classic"])
 @pytest.mark.parametrize("method", [FO(beta=0.7), SMA(beta=0.6), Uniform(beta=0.8), PostFM(0.5)])
 def test_epsilon_is_that_of_sigma_over_beta(method, accountant):

@@ -171,6 +171,15 @@ def test_a_folder_without_a_model_is_refused() -> None:
         load("run")
 
 
+def test_one_record_is_told_to_be_a_list() -> None:
+    write_table(Path("t.csv"))
+    own(out=Path("run"))
+    model, (one, *_) = load("run"), rows()
+    with pytest.raises(ConfigError, match=r"a column is .*: for a single record write \[record\]"):
+        model.predict(one)
+    assert len(model.predict([one])) == 1
+
+
 def test_records_of_another_shape_are_refused() -> None:
     train(tiny(out=Path("run")))
     np.save("x.npy", np.zeros((2, 3), dtype=np.float32))

@@ -24,8 +24,16 @@ def test_a_suggestion_keeps_its_epsilon_and_its_own_rules(records: int) -> None:
     assert 2.9 < accounting.epsilon([event], found.delta) <= 3.0
     assert found.delta <= 1 / (10 * records)
     assert found.lot <= records / 4 and found.steps >= LEAST_STEPS
-    assert set(found.reasons) == {"delta", "epochs", "lot", "clip", "noise_multiplier", "lr"}
+    names = "epsilon delta epochs lot clip noise_multiplier lr".split()
+    assert list(found.reasons) == names
     assert f"--dataset-size {records}" in found.command
+
+
+@pytest.mark.parametrize(("epsilon", "word"), [(1, "strong"), (10, "reasonable"), (300, "weak")])
+def test_what_an_epsilon_is_worth_is_said(epsilon: float, word: str) -> None:
+    write_table(Path("t.csv"))
+    found = suggest(TrainConfig(dataset="t.csv", dataset_size=5000), epsilon)
+    assert found.reasons["epsilon"].startswith(f"{word} by the measure of a guide")
 
 
 def test_declared_facts_leave_the_data_unread() -> None:

@@ -1,5 +1,6 @@
-"""Opacus' import name: what is wrong with a model."""
+"""Opacus' import name: what is wrong with a model is one kind of error here."""
 
 from vestige.errors import UnsupportedModel
 
-UnsupportedModuleError = UnsupportedModel
+UnsupportedModuleError = ShouldReplaceModuleError = UnsupportedModel
+NotYetSupportedModuleError = IllegalModuleConfigurationError = UnsupportedModel
