@@ -83,6 +83,43 @@ ACCEPTED: dict[str, Loss] = {
 }
 
 
+WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 4.0])
+
+
+def weighted(weight: Callable[[Tensor], Tensor], after: Any = torch.sigmoid) -> Loss:
+    """A binary loss, of scores or of probabilities."""
+    loss = F.binary_cross_entropy if after else F.binary_cross_entropy_with_logits
+
+    def run(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        out = m(x)[:, 0]
+        return loss(after(out) if after else out, y.float(), weight=weight(y))
+
+    return run
+
+
+REFUSED |= {
+    "weights that are normalised, of a binary loss": weighted(
+        lambda y: (y + 1.0) / (y + 1.0).sum()
+    ),
+    "a mean by the weights of all": lambda m, x, y: F.mse_loss(m(x)[:, 0], 1.0 * y, weight=y + 1.0),
+    "rows one below the other": lambda m, x, y: (
+        lambda v: (v * torch.vstack(list(v.detach())).mean()).mean()
+    )(rows(m, x, y)),
+}
+ACCEPTED |= {
+    "classes' weights, by gather": lambda m, x, y: (rows(m, x, y) * WEIGHTS.gather(0, y)).mean(),
+    "classes' weights, by take": lambda m, x, y: (rows(m, x, y) * WEIGHTS.take(y)).mean(),
+    "weights of a binary loss": weighted(lambda y: WEIGHTS[y]),
+    "weights of a binary loss of scores": weighted(lambda y: WEIGHTS[y], None),
+    "positives' weight in each row": lambda m, x, y: F.binary_cross_entropy_with_logits(
+        m(x), F.one_hot(y, CLASSES).float(), pos_weight=WEIGHTS[y][:, None]
+    ),
+    "rows one below the other": lambda m, x, y: F.mse_loss(
+        m(x), torch.vstack([row[:CLASSES] for row in x])
+    ),
+}
+
+
 def clipped_sum(loss: Loss, x: Tensor, y: Tensor) -> Tensor:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, CLASSES))
