@@ -22,6 +22,10 @@ def rows(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(m(x), y, reduction="none")
 
 
+def accuracy(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (m(x).argmax(1) == y).float().mean()
+
+
 def counts(y: Tensor) -> Tensor:
     return torch.bincount(y, minlength=CLASSES) + 1.0
 
@@ -97,7 +101,26 @@ def weighted(weight: Callable[[Tensor], Tensor], after: Any = torch.sigmoid) -> 
     return run
 
 
+def in_inference_mode(change: Callable[[Tensor], Tensor]) -> Loss:
+    """A target that is made of an output where tensors count no changes."""
+
+    def run(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        out = m(x)
+        with torch.inference_mode():
+            target = change(out)
+        return F.mse_loss(out, target.clone())
+
+    return run
+
+
+def halved_with_others(out: Tensor) -> Tensor:
+    target = out * 0.5
+    return target.add_(target.mean(0))
+
+
 REFUSED |= {
+    "a mean in inference mode": in_inference_mode(lambda out: out.mean(0).expand(len(out), -1)),
+    "a mean added in place in inference mode": in_inference_mode(halved_with_others),
     "weights that are normalised, of a binary loss": weighted(
         lambda y: (y + 1.0) / (y + 1.0).sum()
     ),
@@ -107,6 +130,10 @@ REFUSED |= {
     )(rows(m, x, y)),
 }
 ACCEPTED |= {
+    "targets made in inference mode": in_inference_mode(lambda out: out.softmax(1).mul_(2)),
+    "accuracy in inference mode": lambda m, x, y: (
+        lambda out: (F.cross_entropy(out, y), torch.inference_mode()(accuracy)(m, x, y))[0]
+    )(m(x)),
     "classes' weights, by gather": lambda m, x, y: (rows(m, x, y) * WEIGHTS.gather(0, y)).mean(),
     "classes' weights, by take": lambda m, x, y: (rows(m, x, y) * WEIGHTS.take(y)).mean(),
     "weights of a binary loss": weighted(lambda y: WEIGHTS[y]),
