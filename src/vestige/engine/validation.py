@@ -64,6 +64,12 @@ def check_model(module: Any) -> None:
     check_shards(module)
     for name, part in module.named_modules():
         where = f"module {name or '(root)'!r} ({type(part).__name__})"
+        trained = any(p.requires_grad for p in part.parameters())
+        if isinstance(part, torch.jit.ScriptModule) and trained:
+            raise UnsupportedModel(
+                f"module {name or '(root)'!r} is TorchScript, which hides its operations from the "
+                "rules for per-example gradients: pass the module that it was made from."
+            )
         if isinstance(part, _BatchNorm) and not is_frozen(part):
             raise UnsupportedModel(
                 f"{where} normalises over the batch, so no example has a gradient of its own and "

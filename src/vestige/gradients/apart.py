@@ -18,7 +18,7 @@ from vestige.gradients.nodes import dims, shape_of, signed
 _FAMILIES = (
     *(pointwise.pointwise, pointwise.linear_pointwise, pointwise.unchanged),
     *(pointwise.multiplying, pointwise.scaling, pointwise.where, pointwise.loss),
-    pointwise.entrywise_loss,
+    *(pointwise.entrywise_loss, pointwise.binary_loss),
 )
 BY_NUMBER = {name.replace("_", "") for name, family in FAMILIES.items() if family in _FAMILIES} | {
     *("complex", "polar", "nativedropout", "preluKernel".lower(), "rreluwithnoise"),

@@ -51,12 +51,12 @@ class LoopConstants:
                 self._set(t, Rows(1, self._rows).at(t.shape, axis, 1))
 
     def _set(self, tensor: Tensor, label: Label) -> None:
-        self._labels[tensor] = label, tensor._version
+        self._labels[tensor] = label, _changes(tensor)
 
     def label(self, tensor: Tensor) -> Label | None:
         """Whose entries a tensor has; None where nothing is known."""
         label, version = self._labels.get(tensor, (None, 0))
-        return label if version == tensor._version else None
+        return label if label is not None and version == _changes(tensor) else None
 
     def before(self, args: Any, kwargs: Any) -> dict[int, Label]:
         """The labels of a function's arguments, before it runs."""
@@ -83,6 +83,8 @@ class LoopConstants:
             if label is None or (
                 isinstance(label, Meeting) and (label.lost or _picks(func, given))
             ):
+                if result.is_inference():  # it may be what was changed in place
+                    self._labels.pop(result, None)
                 continue  # unknown
             if isinstance(label, Meeting) and result.requires_grad:
                 of_loss = [x for key, x in given.items() if key not in alone]
@@ -120,6 +122,11 @@ class LoopConstants:
                     "or a count of the lot, rows in another order). A row's gradient would depend "
                     "on the others. Make such numbers of public ones, or of each row alone."
                 )
+
+
+def _changes(tensor: Tensor) -> int:
+    """How often a tensor was changed; of what inference mode makes, torch does not count it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _picks(func: Any, given: dict[int, Label]) -> bool:

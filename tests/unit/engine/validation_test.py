@@ -56,6 +56,17 @@ def test_unsuitable_models_are_refused_with_the_module_and_the_remedy():
         )
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+@pytest.mark.parametrize(
+    "made", [torch.jit.script, lambda m: torch.jit.trace(m, torch.randn(3, 5))]
+)
+def test_torchscript_is_refused_by_name(made):
+    with pytest.raises(UnsupportedModel, match=r"'\(root\)'.*TorchScript.*made from"):
+        private(made(mlp()))
+    with pytest.raises(UnsupportedModel, match=r"'0'.*TorchScript"):
+        private(nn.Sequential(made(mlp()), nn.Linear(3, 3)))
+
+
 def test_an_uncovered_parameter_of_the_root_is_refused_by_name():
     _, model, _, loader = private(OddRoot())
     x, _ = next(iter(loader))

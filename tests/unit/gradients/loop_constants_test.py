@@ -22,6 +22,10 @@ def rows(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(m(x), y, reduction="none")
 
 
+def accuracy(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (m(x).argmax(1) == y).float().mean()
+
+
 def counts(y: Tensor) -> Tensor:
     return torch.bincount(y, minlength=CLASSES) + 1.0
 
@@ -80,6 +84,66 @@ ACCEPTED: dict[str, Loss] = {
     "what is only looked at": lambda m, x, y: (
         lambda out: (F.cross_entropy(out, y), (out.argmax(1) == y).float().mean())[0]
     )(m(x)),
+}
+
+
+WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 4.0])
+
+
+def weighted(weight: Callable[[Tensor], Tensor], after: Any = torch.sigmoid) -> Loss:
+    """A binary loss, of scores or of probabilities."""
+    loss = F.binary_cross_entropy if after else F.binary_cross_entropy_with_logits
+
+    def run(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        out = m(x)[:, 0]
+        return loss(after(out) if after else out, y.float(), weight=weight(y))
+
+    return run
+
+
+def in_inference_mode(change: Callable[[Tensor], Tensor]) -> Loss:
+    """A target that is made of an output where tensors count no changes."""
+
+    def run(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        out = m(x)
+        with torch.inference_mode():
+            target = change(out)
+        return F.mse_loss(out, target.clone())
+
+    return run
+
+
+def halved_with_others(out: Tensor) -> Tensor:
+    target = out * 0.5
+    return target.add_(target.mean(0))
+
+
+REFUSED |= {
+    "a mean in inference mode": in_inference_mode(lambda out: out.mean(0).expand(len(out), -1)),
+    "a mean added in place in inference mode": in_inference_mode(halved_with_others),
+    "weights that are normalised, of a binary loss": weighted(
+        lambda y: (y + 1.0) / (y + 1.0).sum()
+    ),
+    "a mean by the weights of all": lambda m, x, y: F.mse_loss(m(x)[:, 0], 1.0 * y, weight=y + 1.0),
+    "rows one below the other": lambda m, x, y: (
+        lambda v: (v * torch.vstack(list(v.detach())).mean()).mean()
+    )(rows(m, x, y)),
+}
+ACCEPTED |= {
+    "targets made in inference mode": in_inference_mode(lambda out: out.softmax(1).mul_(2)),
+    "accuracy in inference mode": lambda m, x, y: (
+        lambda out: (F.cross_entropy(out, y), torch.inference_mode()(accuracy)(m, x, y))[0]
+    )(m(x)),
+    "classes' weights, by gather": lambda m, x, y: (rows(m, x, y) * WEIGHTS.gather(0, y)).mean(),
+    "classes' weights, by take": lambda m, x, y: (rows(m, x, y) * WEIGHTS.take(y)).mean(),
+    "weights of a binary loss": weighted(lambda y: WEIGHTS[y]),
+    "weights of a binary loss of scores": weighted(lambda y: WEIGHTS[y], None),
+    "positives' weight in each row": lambda m, x, y: F.binary_cross_entropy_with_logits(
+        m(x), F.one_hot(y, CLASSES).float(), pos_weight=WEIGHTS[y][:, None]
+    ),
+    "rows one below the other": lambda m, x, y: F.mse_loss(
+        m(x), torch.vstack([row[:CLASSES] for row in x])
+    ),
 }
 
 

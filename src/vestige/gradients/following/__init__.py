@@ -26,6 +26,9 @@ from vestige.gradients.rows import Label, Meeting, Rows, Summed
 __all__ = ["FAMILIES", "follow", "keeps_places", "name_of"]
 
 
+_OF_SINGLE_ROWS = (pointwise.like, moving.joined, moving.stacked, moving.one_below_the_other)
+
+
 def follow(
     func: Any,
     labels: Mapping[int, Label],
@@ -42,7 +45,7 @@ def follow(
     family, name = _family(func), name_of(func)
     try:
         ones = [x for x in labels.values() if isinstance(x, Rows) and x.count == 1]
-        if ones and family not in (pointwise.like, moving.joined, moving.stacked):
+        if ones and family not in _OF_SINGLE_ROWS:
             # Whatever is made of one row belongs to it; with others it makes a meeting.
             if len(ones) < len(labels):
                 raise Meet

@@ -29,7 +29,7 @@ class Meet(Exception):  # noqa: N818
 class Call:
     """One call of an operation: what it was given, the labels of that, and what it gave.
 
-    Labels of a single row come to no family but `like`, `joined` and `stacked`: see `follow`.
+    Labels of a single row come to `like` alone, and to what puts rows together: see `follow`.
     """
 
     __slots__ = ("_labels", "args", "kwargs", "out", "unseen")

@@ -112,6 +112,8 @@ def index_selected(call: Call) -> Result:
     """index_select: other axes freely, the rows' own by reordering."""
     parts: list[Any] = [slice(None)] * call.value.ndim
     parts[call.axis(1)] = call.argument(2, "index")
+    if call.label is None:
+        return _looked_up(call, Index.of(tuple(parts), call.value.ndim))
     return _indexed(call, call.rows, call.value, tuple(parts), call.out)
 
 

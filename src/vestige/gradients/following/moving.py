@@ -23,6 +23,7 @@ from vestige.gradients.following.base import (
     rows_of,
     sliced,
 )
+from vestige.gradients.refs import tensors_in
 from vestige.gradients.rows import Label, Rows
 
 
@@ -174,6 +175,14 @@ def stacked(call: Call) -> Result:
         owners = [_along(rows, (1,), 0, out.device) for rows in labels]
         return ordered(torch.cat(owners), out.shape, dim, labels[0].batch)
     return agreed(labels)
+
+
+def one_below_the_other(call: Call) -> Result:
+    """vstack: cat along the first axis, or stack where there is no second one."""
+    axes = {t.ndim for t in tensors_in(call.args)}
+    if len(axes) > 1:
+        raise Lost
+    return joined(call) if axes.pop() > 1 else stacked(call)
 
 
 def split(call: Call) -> Result:

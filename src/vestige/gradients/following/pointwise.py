@@ -225,7 +225,21 @@ def sort(call: Call) -> Result:
 _sorted_along = along(1, -1)
 
 
+def taken(call: Call) -> Result:
+    """Entries of a constant, one for every index."""
+    if call.label is not None:
+        raise Lost
+    return _entrywise(call, call.args, call.kwargs)
+
+
 def gather(call: Call) -> Result:
+    """Entries picked along one axis, by indices of the same number of axes."""
+    if call.label is None:  # of a constant, such as a table: each belongs to the row of its index
+        return _entrywise(call, call.args, call.kwargs)
+    return scatter(call)
+
+
+def scatter(call: Call) -> Result:
     """Entries picked or put along one axis, by indices of the same number of axes."""
     value, out, dim = call.value, call.out, call.argument(1, "dim")
     if not isinstance(dim, int):  # take_along_dim(input, indices, dim)
@@ -245,12 +259,20 @@ def gather(call: Call) -> Result:
 def entrywise_loss(call: Call) -> Result:
     """A loss of each entry and its target, which are broadcast to one shape; or of all their
     entries along the last axis, their sum or their mean."""
-    value, out, target = call.value, call.result, call.argument(1, "target")
     if call.labels(call.args[2:], [v for k, v in call.kwargs.items() if k != "target"]):
-        raise Meet  # weights that rows have made
-    shape = torch.broadcast_shapes(value.shape, target.shape)
-    pairs = [(t.shape, label) for t in (value, target) if (label := call.see(t)) is not None]
-    rows = agreed([aligned(label, size, shape) for size, label in pairs])
+        raise Meet  # weights that rows have made: a mean divides by all of them
+    return _each_loss(call, call.value, call.argument(1, "target"))
+
+
+def binary_loss(call: Call) -> Result:
+    """The same with weights that rows may have made: their own loss is multiplied, and no more."""
+    return _each_loss(call, *tensors_in((call.args, call.kwargs)))
+
+
+def _each_loss(call: Call, value: Tensor, target: Tensor, *weights: Tensor) -> Result:
+    out, shape = call.result, torch.broadcast_shapes(value.shape, target.shape)
+    given = [(t.shape, call.see(t)) for t in (value, target, *weights)]
+    rows = agreed([aligned(label, size, shape) for size, label in given if label is not None])
     if rows.order is not None:
         raise Meet
     if out.ndim == 0:

@@ -72,11 +72,11 @@ _TABLE: list[tuple[Family, str]] = [
     (
         pointwise.entrywise_loss,
         """
-        mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy
-        binary_cross_entropy_with_logits kl_div poisson_nll_loss soft_margin_loss
+        mse_loss l1_loss smooth_l1_loss huber_loss kl_div poisson_nll_loss soft_margin_loss
         multilabel_soft_margin_loss
         """,
     ),
+    (pointwise.binary_loss, "binary_cross_entropy binary_cross_entropy_with_logits"),
     (pointwise.loss, "cross_entropy nll_loss nll_loss_nd cross_entropy_loss"),
     (
         pointwise.convolved,
@@ -117,10 +117,9 @@ _TABLE: list[tuple[Family, str]] = [
     (pointwise.along(2, (-2, -1)), "fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2"),
     (pointwise.along(9, (-2, -1), name="_"), "tril triu tril_ triu_"),
     (pointwise.sort, "sort argsort"),
-    (
-        pointwise.gather,
-        "gather take_along_dim scatter scatter_ scatter_add scatter_add_ scatter_reduce",
-    ),
+    (pointwise.gather, "gather take_along_dim"),
+    (pointwise.taken, "take"),
+    (pointwise.scatter, "scatter scatter_ scatter_add scatter_add_ scatter_reduce"),
     (moving.complex_pairs, "view_as_complex view_as_real"),
     (moving.appended, "one_hot"),
     (moving.permuted(moving.permute_order), "permute"),
@@ -134,6 +133,7 @@ _TABLE: list[tuple[Family, str]] = [
     (moving.interleaved, "repeat_interleave"),
     (moving.joined, "cat concat concatenate"),
     (moving.stacked, "stack"),
+    (moving.one_below_the_other, "vstack row_stack"),
     (moving.split, "split chunk tensor_split split_with_sizes unsafe_chunk"),
     (moving.unbound, "unbind"),
     (moving.selected, "select"),

@@ -57,6 +57,16 @@ def gathered(s: Fn, x: Tensor, n: Tensor) -> Tensor:
     return s.b(h.gather(1, at).squeeze(1))
 
 
+def looked_up(at: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], nn.Module]:
+    """A constant for every length, such as the weights of classes."""
+
+    def run(s: Fn, x: Tensor, n: Tensor) -> Tensor:
+        table = torch.linspace(0.5, 1.5, 5, dtype=x.dtype)
+        return s.a(x).sum(1) * at(table, n)[:, None]
+
+    return layer(run)
+
+
 def setitem(s: Fn, x: Tensor) -> Tensor:
     out = torch.zeros(x.shape[0], x.shape[1], 3, dtype=x.dtype)
     for t in range(x.shape[1]):
@@ -94,6 +104,18 @@ EXACT: dict[str, Case] = {
     ),
     "index_select and back": (lambda: Fn(permuted, **linear()), vectors(6), {4, 6}),
     "gather": (lambda: Fn(gathered, **linear()), sequences_with_lengths, {4, 6}),
+    "a table, by gather": (looked_up(lambda t, n: t.gather(0, n)), sequences_with_lengths, {4, 6}),
+    "a table, by index_select": (
+        looked_up(lambda t, n: t.index_select(0, n)),
+        sequences_with_lengths,
+        {4, 6},
+    ),
+    "a table, by take": (looked_up(torch.take), sequences_with_lengths, {4, 6}),
+    "a table, by take_along_dim": (
+        looked_up(lambda t, n: torch.take_along_dim(t[None], n[:, None], 1)[:, 0]),
+        sequences_with_lengths,
+        {4, 6},
+    ),
     "picked by arange": (
         lambda: Fn(lambda s, x: s.b(s.a(x)[torch.arange(len(x))]), **linear()),
         vectors(6),
@@ -146,6 +168,19 @@ MIXED: dict[str, Mixed] = {
     ),
     "a slice by a rare number": (unseen(lambda x, k: x[:, :k]), V, "getitem|amax|all"),
     "index by a rare number": (unseen(lambda x, k: x[:, k][:, None]), V, "getitem|amax|all"),
+    "added up by length": (
+        layer(
+            lambda s, x, n: s.a(x).sum(1) + x.new_zeros(5).scatter_add(0, n, x[:, 0, 0])[n, None]
+        ),
+        PAIR,
+        "scatter_add",
+    ),
+    "rows by gather": (
+        layer(lambda s, x, n: s.a(x[:, 0].gather(0, n[:, None].expand(-1, 6) % len(x)))),
+        PAIR,
+        "gather",
+    ),
+    "rows by take": (layer(lambda s, x, n: s.a(x[:, 0]) + x.take(n)[:, None]), PAIR, "take"),
     "rank in the lot": (
         layer(lambda s, x: s.a(x) + x[:, 0].argsort().argsort()[:, None]),
         V,
