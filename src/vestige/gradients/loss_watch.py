@@ -30,6 +30,7 @@ from vestige.gradients.hooks import Hook
 from vestige.gradients.loop_constants import LoopConstants
 from vestige.gradients.losses import LossGraph
 from vestige.gradients.modes import put, refuse_unseen_code, taken
+from vestige.gradients.nodes import below
 from vestige.gradients.refs import tensors_in
 from vestige.gradients.rows import Label
 from vestige.sampling.loader import Batch
@@ -207,7 +208,7 @@ class LossWatch(TorchFunctionMode):
         constants = self._constants
         if func is Tensor.__iter__ and args[0].ndim:
             return iter(self.__torch_function__(Tensor.unbind, types, args))
-        if func is Tensor.register_hook and self._graph is not None and not args[0].is_leaf:
+        if func is Tensor.register_hook and self._made_of_outputs(args[0]):
             args, kwargs = (args[0], constants.hook(*args, **kwargs)), {}
         if func not in _STARTS:
             labels = constants.before(args, kwargs)
@@ -219,7 +220,7 @@ class LossWatch(TorchFunctionMode):
             made = self._writes.call(func, args, kwargs)
             constants.note(func, labels, args, kwargs, made)
             self._operands.note(made, list(tensors_in((args, kwargs))), first)
-            return seen(made) if func == GRAD_FN else made
+            return seen(made) if func == GRAD_FN and labels else made
         try:
             self._check(args, kwargs)
             with self._capture.passing():
@@ -227,6 +228,17 @@ class LossWatch(TorchFunctionMode):
         except BaseException:
             self._failed = True
             raise
+
+    def _made_of_outputs(self, tensor: Tensor) -> bool:
+        """Whether a tensor is what the model gave for the batch, or was made of it."""
+        if self._graph is None or tensor.grad_fn is None:
+            return False
+
+        def inside(node: Any) -> bool:
+            number = node._sequence_nr()
+            return any(first <= number < last for first, last in self._inside)
+
+        return any(map(inside, below([tensor.grad_fn], lambda node: not inside(node))))
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Read the losses that a backward pass is about to start from."""

@@ -17,10 +17,10 @@ class Lowest(TorchFunctionMode):
     def __enter__(self) -> Lowest:
         super().__enter__()
         below = torch.overrides._get_current_function_mode_stack()
-        if not all(is_library(type(mode).__module__) for mode in below):
-            stack = taken()
-            others = [m for m in stack[:-1] if not is_library(type(m).__module__)]
-            put([*(m for m in stack[:-1] if m not in others), self, *others])
+        foreign = [i for i, m in enumerate(below) if not is_library(type(m).__module__)]
+        if foreign:  # the others keep their order, in which they leave
+            stack = taken()[:-1]
+            put([*stack[: foreign[0]], self, *stack[foreign[0] :]])
         return self
 
     def __exit__(self, *error: Any) -> None:

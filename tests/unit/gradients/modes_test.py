@@ -65,6 +65,7 @@ def step(around: Any, inside: Any = None) -> None:
         max_grad_norm=1.0,
         sample_rate=1.0,
     )
+    before = [m for m in _get_current_function_mode_stack() if isinstance(m, Mixes | Looks)]
     x, y = next(iter(loader))
     model(x)  # checked
     model.inside = inside or nullcontext()
@@ -76,7 +77,7 @@ def step(around: Any, inside: Any = None) -> None:
     finally:
         Mixes.on = False
         left = [m for m in _get_current_function_mode_stack() if isinstance(m, Mixes | Looks)]
-        assert not left
+        assert left == before
     optimizer.step()
 
 
@@ -105,3 +106,9 @@ def test_modes_below_autograd_are_refused():
 def test_modes_that_change_nothing_are_no_matter(mode):
     step(mode())
     step(nullcontext(), mode())
+
+
+def test_modes_leave_in_their_order():
+    with Looks() as outer:
+        step(Looks())
+        assert _get_current_function_mode_stack()[-1] is outer
