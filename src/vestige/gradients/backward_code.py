@@ -24,9 +24,11 @@ from torch import Tensor
 from torch.autograd import graph
 from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.nn.modules._functions import BackwardHookFunction
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vestige.errors import PrivacyError, UnsupportedModel
-from vestige.gradients.hooks import Follows, is_library, refuse_own_saving
+from vestige.gradients.hooks import Follows
+from vestige.gradients.modes import is_library, refuse_dispatch_mode, refuse_own_saving
 from vestige.gradients.rows import Label, Meeting, Rows, Summed
 from vestige.gradients.tracker import Tracker
 
@@ -159,7 +161,7 @@ class Node:
             name.startswith("_raw_saved")
         ):
             raise UnsupportedModel(
-                f"the model puts a hook on a node of its graph (grad_fn.{name}), where the rows of "
+                f"a hook is put on a node of the model's graph (grad_fn.{name}), where the rows of "
                 "a gradient cannot be followed: put it on the tensor (tensor.register_hook), or on "
                 "a module by register_full_backward_hook."
             )
@@ -235,6 +237,7 @@ def _install() -> None:
     node: Any = BackwardCFunction
     saving: Any = graph.saved_tensors_hooks
     apply, save = vars(function)["apply"].__func__, context.save_for_backward
+    enter_mode = TorchDispatchMode.__enter__
     enter, hook, prehook = saving.__enter__, node.register_hook, node.register_prehook
 
     @functools.wraps(apply)
@@ -264,6 +267,12 @@ def _install() -> None:
             refuse_own_saving(self.pack_hook, self.unpack_hook)
         enter(self)
 
+    @functools.wraps(enter_mode)
+    def entered_mode(self: Any) -> Any:
+        if _watching() is not None:
+            refuse_dispatch_mode(self)
+        return enter_mode(self)
+
     def hooked(self: Any, fn: Any) -> Any:
         owner = vars(self).get("_forward_cls")
         return hook(self, owner.after(fn) if isinstance(owner, Followed) else fn)
@@ -275,4 +284,5 @@ def _install() -> None:
     function.apply = classmethod(applied)
     context.save_for_backward = saved
     saving.__enter__ = entered
+    TorchDispatchMode.__enter__ = entered_mode  # type: ignore[method-assign]
     node.register_hook, node.register_prehook = hooked, prehooked

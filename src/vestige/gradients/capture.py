@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
 
 from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.geometry import Geometry
@@ -42,6 +41,7 @@ from vestige.gradients.hooks import (
     refuse_training,
     versions,
 )
+from vestige.gradients.modes import Lowest
 from vestige.gradients.recompute import Recomputation
 from vestige.gradients.refs import Ref, Source, Uncovered, does_not_fit, overlaps, tensors_in
 from vestige.gradients.rows import Meeting, Rows, Summed
@@ -55,7 +55,7 @@ from vestige.sampling.forward_randomness import LotStream
 from vestige.sampling.loader import Batch
 
 
-class Capture(TorchFunctionMode, BackwardPass):
+class Capture(Lowest, BackwardPass):
     """The clipped sums (or a geometry's) of one model, not yet attached to it."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Capture(TorchFunctionMode, BackwardPass):
         batch_first: bool = True,
         geometry: Geometry | None = None,
     ) -> None:
-        TorchFunctionMode.__init__(self)
+        Lowest.__init__(self)
         BackwardPass.__init__(self, collector_of(groups, clip, geometry), Tracker(module))
         self.module, self.groups = module, groups
         self.axis = 0 if batch_first else 1

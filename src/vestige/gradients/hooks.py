@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vestige.errors import PrivacyError, UnsupportedModel
+from vestige.gradients.modes import refuse_own_saving
 from vestige.gradients.rows import Meeting, Rows
 from vestige.gradients.tracker import Tracker
 
@@ -92,21 +93,6 @@ def refuse_around_the_model() -> None:
             "up gradients on its own: call the module inside it (docs/scaling.md). The engine adds "
             "up clipped sums over the ranks by itself."
         )
-
-
-def refuse_own_saving(pack: Any, unpack: Any) -> None:
-    """What a backward pass computes with must be what the forward pass has saved."""
-    if not all(is_library(getattr(hook, "__module__", None)) for hook in (pack, unpack)):
-        raise UnsupportedModel(
-            "saved_tensors_hooks of your own are active while the private model runs: what they "
-            "give back in the backward pass cannot be followed from row to row. Use "
-            "torch.autograd.graph.save_on_cpu or torch.utils.checkpoint."
-        )
-
-
-def is_library(module: str | None) -> bool:
-    """Whether code is torch's or this library's, by the name of its module."""
-    return (module or "").partition(".")[0] in ("torch", "vestige")
 
 
 class Interruptible:

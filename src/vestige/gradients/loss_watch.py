@@ -2,32 +2,37 @@
 
 Autograd has no hook before a backward pass, and what the loss's operations have saved is freed as
 the pass goes on. A torch function mode is told of `loss.backward()` by torch itself, so one is
-active from the end of the model's forward pass to the step. It lies below all others on torch's
-stack of modes (above torch.device's, which insists on the bottom), so that a `with` block that the
-loop has open closes as if it were not there. It changes no operation, and sees those that
-change outputs in place.
+active from the moment when the loader hands out a batch to the step, but not while the model runs.
+It lies below all others on torch's stack of modes (above torch.device's, which insists on the
+bottom), so that a `with` block that the loop has open closes as if it were not there. It changes no
+operation, and sees those that mix rows before the model or change outputs in place.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from vestige.errors import PrivacyError
+from vestige.gradients.backward_code import GRAD_FN, seen
 from vestige.gradients.broadcasts import Operands
 from vestige.gradients.capture import Capture
 from vestige.gradients.hidden_writes import HiddenWrites
 from vestige.gradients.hooks import Hook
 from vestige.gradients.loop_constants import LoopConstants
 from vestige.gradients.losses import LossGraph
+from vestige.gradients.modes import put, refuse_unseen_code, taken
+from vestige.gradients.nodes import below
 from vestige.gradients.refs import tensors_in
+from vestige.gradients.rows import Label
 from vestige.sampling.loader import Batch
 
 UNSEEN = "the loss could not be read: that no examples meet in it is unchecked"
@@ -37,6 +42,17 @@ PADDED = (
     "fixed length, by collate_fn=vestige.PadTo(LENGTH), or inside your own collate function by "
     "x = torch.nn.functional.pad(x, (0, LENGTH - x.shape[1])))"
 )
+
+
+@dataclass
+class _Pass:
+    """A forward pass under way."""
+
+    first: int  # of its nodes
+    open: bool  # whether the watch was on torch's stack before
+    of_batch: bool = False
+    quiet: bool = False  # of the batch, without gradients
+    rows: Label | None = None  # what its outputs have
 
 
 class LossWatch(TorchFunctionMode):
@@ -53,10 +69,11 @@ class LossWatch(TorchFunctionMode):
         self._open = self._failed = False
         self._graph: Any = None  # alive as long as the graph of a loss that was not seen yet
         self._writes, self._operands = HiddenWrites(), Operands()
-        self._constants = LoopConstants()
+        self._constants = LoopConstants(capture.axis)
         self._inside: list[tuple[int, int]] = []
         self._elsewhere: list[tuple[int, int]] = []
-        self._begun: list[tuple[int, bool]] = []  # forward passes under way, and if of the batch
+        self._begun: list[_Pass] = []  # innermost last
+        self._ends: list[Any] = []  # told when the loop lets go of the batch
         self._shapes: list[Any] = []  # of the first lot's rows, call by call
         self._calls = 0
         self._read = False
@@ -68,24 +85,29 @@ class LossWatch(TorchFunctionMode):
         return [UNSEEN] * self.unread + [PADDED] * self.padded
 
     def attach(self) -> list[Any]:
-        """Put hooks on the root module, after those of the capture."""
-        module = self._capture.module
+        """Put hooks on the root module, around those of the capture."""
+        _install()
+        module, enter, leave = self._capture.module, Hook(self._enter), Hook(self._leave)
         return [
-            module.register_forward_pre_hook(Hook(self._enter), with_kwargs=True),
-            module.register_forward_hook(Hook(self._leave)),
+            module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
+            module.register_forward_hook(leave, always_call=True),
         ]
 
     def start(self, batch: Batch) -> None:
         """The loader hands out `batch`."""
         self.stop()
         self._batch, self._read, self._calls, self._failed = batch, False, 0, False
+        self._graph = None
         self._operands.start(batch.rows, batch.unit_rows)
-        self._constants.start(0 if batch.empty else batch.rows)
-        self._constants.give(batch.alive(), self._capture.axis)
+        self._constants.start(batch)
         self._inside.clear()
         self._writes.clear()
         self._begun.clear()
         self._elsewhere[:] = [(0, _get_sequence_nr())]  # earlier lots
+        if self._constants.alive:
+            watch = weakref.ref(self)
+            self._ends = [weakref.ref(t, functools.partial(_ended, watch)) for t in batch.alive()]
+            self._go_on(True)
 
     def stop(self) -> None:
         """The batch is done with: leave torch's stack of modes."""
@@ -100,8 +122,17 @@ class LossWatch(TorchFunctionMode):
 
     def _enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         batch, capture = self._batch, self._capture
-        self._begun.append((_get_sequence_nr(), False))
-        if batch is None or batch is not capture.batch or not torch.is_grad_enabled():
+        under_way = _Pass(_get_sequence_nr(), self._open)
+        self._begun.append(under_way)
+        if batch is None or batch is not capture.batch:
+            return
+        if self._open:  # the model's operations are the capture's
+            self._open = False
+            _rearrange(None, self)
+        refuse_unseen_code()
+        if not torch.is_grad_enabled():
+            under_way.quiet = True
+            under_way.rows = self._constants.joined(tensors_in((args, kwargs)))
             return
         if kwargs.get("num_items_in_batch") is not None:
             raise PrivacyError(
@@ -110,34 +141,47 @@ class LossWatch(TorchFunctionMode):
                 "row from the logits and call engine.backward(losses)."
             )
         if capture.count_rows(args, kwargs) == batch.rows:
-            self._begun[-1] = (self._begun[-1][0], True)
+            under_way.of_batch = True
             if not batch.empty:
                 self._note_shapes((args, kwargs))
                 self._constants.check_inputs(tensors_in((args, kwargs)))
-                self._constants.give(tensors_in((args, kwargs)), capture.axis)
+                self._constants.give(tensors_in((args, kwargs)))
 
     @property
     def over(self) -> bool:
         """Whether there is nothing to wait for: a loop that broke off does not say so itself."""
-        gone = self._graph is not None and self._graph() is None
+        gone = self._graph() is None if self._graph is not None else not self._constants.alive
         return self._batch is None or self._failed or gone
 
     def _leave(self, _: Any, __: Any, output: Any) -> None:
-        first, of_batch = self._begun.pop() if self._begun else (0, False)
-        passes = self._inside if of_batch else self._elsewhere
-        if self._batch is not None and torch.is_grad_enabled():
-            passes.append((first, _get_sequence_nr()))
-        if not of_batch:
+        if not self._begun:
             return
-        life = _Life()
-        self._graph = weakref.ref(life)
-        self._writes.watch(tensors_in(output))
-        self._constants.give(tensors_in(output), self._capture.axis)
-        for tensor in tensors_in(output):
-            if tensor.grad_fn is not None:
-                tensor.grad_fn.metadata["vestige life"] = life  # type: ignore[index]
-        self._open = True
-        _rearrange(self)
+        ended = self._begun.pop()
+        if self._batch is None:
+            return
+        if output is None:  # the pass has failed
+            self._go_on(ended.open)
+            return
+        if torch.is_grad_enabled():
+            passes = self._inside if ended.of_batch else self._elsewhere
+            passes.append((ended.first, _get_sequence_nr()))
+        if ended.quiet and ended.rows is not None:
+            self._constants.give(tensors_in(output), ended.rows)
+        if ended.of_batch:
+            life = _Life()
+            self._graph = weakref.ref(life)
+            self._writes.watch(tensors_in(output))
+            self._constants.give(tensors_in(output))
+            for tensor in tensors_in(output):
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn.metadata["vestige life"] = life  # type: ignore[index]
+        self._go_on(ended.open or ended.of_batch)
+
+    def _go_on(self, watching: bool) -> None:
+        """Watch the loop again, if it was watched before a forward pass."""
+        if watching and not self._open:
+            self._open = True
+            _rearrange(self)
 
     def _note_shapes(self, given: Any) -> None:
         """Do rows keep their shape from lot to lot?"""
@@ -161,12 +205,22 @@ class LossWatch(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._batch is None:
             return func(*args, **kwargs)
+        constants = self._constants
+        if func is Tensor.__iter__ and args[0].ndim:
+            return iter(self.__torch_function__(Tensor.unbind, types, args))
+        if func is Tensor.register_hook and self._made_of_outputs(args[0]):
+            args, kwargs = (args[0], constants.hook(*args, **kwargs)), {}
         if func not in _STARTS:
-            first, labels = _get_sequence_nr(), self._constants.before(args, kwargs)
+            labels = constants.before(args, kwargs)
+            if self._graph is None:  # nothing of the model's yet
+                made = func(*args, **kwargs)
+                constants.note(func, labels, args, kwargs, made)
+                return made
+            first = _get_sequence_nr()
             made = self._writes.call(func, args, kwargs)
-            self._constants.note(func, labels, args, kwargs, made)
+            constants.note(func, labels, args, kwargs, made)
             self._operands.note(made, list(tensors_in((args, kwargs))), first)
-            return made
+            return seen(made) if func == GRAD_FN and labels else made
         try:
             self._check(args, kwargs)
             with self._capture.passing():
@@ -174,6 +228,17 @@ class LossWatch(TorchFunctionMode):
         except BaseException:
             self._failed = True
             raise
+
+    def _made_of_outputs(self, tensor: Tensor) -> bool:
+        """Whether a tensor is what the model gave for the batch, or was made of it."""
+        if self._graph is None or tensor.grad_fn is None:
+            return False
+
+        def inside(node: Any) -> bool:
+            number = node._sequence_nr()
+            return any(first <= number < last for first, last in self._inside)
+
+        return any(map(inside, below([tensor.grad_fn], lambda node: not inside(node))))
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Read the losses that a backward pass is about to start from."""
@@ -217,14 +282,30 @@ class _Life:
     """Lives as long as a graph."""
 
 
-def _rearrange(entering: LossWatch | None) -> None:
+def _ended(watch: weakref.ref[LossWatch], _: Any) -> None:
+    """The loop has let go of a tensor of the batch: has it broken off?"""
+    found = watch()
+    if found is not None and found._open and found.over:
+        _rearrange(None)
+
+
+def _rearrange(entering: LossWatch | None, leaving: LossWatch | None = None) -> None:
     """Put a watch under all other modes of torch's stack, and take out those that are over."""
-    taken = []
-    for _ in range(torch._C._len_torch_function_stack()):
-        taken.append(_pop_mode())
-    stack = [m for m in reversed(taken) if m is not entering]
+    stack = [m for m in taken() if m is not entering and m is not leaving]
     stack = [m for m in stack if not (isinstance(m, LossWatch) and m.over)]
     if entering is not None:
         stack.insert(1 if stack and isinstance(stack[0], DeviceContext) else 0, entering)
-    for mode in stack:
-        _push_mode(mode)
+    put(stack)
+
+
+@functools.cache
+def _install() -> None:
+    """Let `zero_grad`, which looks at every parameter and at no rows, pass no function mode."""
+    for owner in (torch.optim.Optimizer, nn.Module):
+        plain = owner.zero_grad
+
+        def zero_grad(self: Any, *args: Any, __plain: Any = plain, **kwargs: Any) -> None:
+            with torch._C.DisableTorchFunction():
+                __plain(self, *args, **kwargs)
+
+        owner.zero_grad = functools.wraps(plain)(zero_grad)  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from one unit to another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, default_collate
 
 from vestige.checks import is_whole
@@ -221,3 +222,14 @@ def blank(batch: Any) -> Any:
     if isinstance(batch, str | bytes | int | float):
         return type(batch)()
     return batch
+
+
+def tensors_of(batch: Any) -> Iterator[Tensor]:
+    """The tensors of a batch, also in dictionaries and objects of other libraries."""
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif isinstance(leaf, Mapping):
+            yield from tensors_of(dict(leaf))
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, type):
+            yield from (t for t in vars(leaf).values() if isinstance(t, Tensor))

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -30,7 +29,7 @@ from torch.utils.data import (
 from vestige.checks import Shown
 from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.plan import Table
-from vestige.sampling.collate import Collate, Views
+from vestige.sampling.collate import Collate, Views, tensors_of
 from vestige.sampling.forward_randomness import LotStream, WorkerSeeds, explicit_generators
 from vestige.sampling.lots import Drawing, Poisson
 from vestige.sampling.streams import WORKERS, Randomness
@@ -276,8 +275,7 @@ class PrivateLoader(Shown, DataLoader[Any]):
             taken.stream, lot_ends = stream, taken.last
             if taken.lot == self._lots.given_up:
                 continue  # the rest of a lot that was abandoned
-            leaves = pytree.tree_leaves(batch)
-            taken.given = tuple(weakref.ref(t) for t in leaves if isinstance(t, Tensor))
+            taken.given = tuple(map(weakref.ref, tensors_of(batch)))
             self._hand_out(taken)
             yield batch
 

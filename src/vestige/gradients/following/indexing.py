@@ -186,13 +186,15 @@ def assigned(call: Call) -> Result:
         return before
     index = Index.of(given, target.ndim)
     content = call.see(value) if isinstance(value, Tensor) else None
-    by_rows = any(call.see(p) is not None for p in index.arrays)
-    if by_rows or (index.arrays and content is not None):
-        if content is not None:
-            raise Lost
-        return _filled(call, target, index, before)
+    by_rows = [call.see(p) is not None for p in index.arrays]
+    if any(by_rows):
+        if content is None:
+            return _filled(call, target, index, before)
+        # Where each row says its own place, two of them may say the same.
+        raise Meet if all(by_rows) and before is None else Lost
     if content is None:
         return before
+    index.refuse_masks()
     rows = rows_of(content)
     region = target.detach()[given]
     wanted = aligned(rows, value.shape[-region.ndim :], region.shape)
@@ -208,6 +210,32 @@ def assigned(call: Call) -> Result:
         except (Lost, Meet):
             continue
     raise Meet
+
+
+def index_put(call: Call) -> Result:
+    """target.index_put(places, value), which is an assignment, or adds."""
+    target, value = call.argument(0, "self"), call.argument(2, "values")
+    given = tuple(call.argument(1, "indices"))
+    labels = {id(t): x for t in (target, value, *given) if (x := call.see(t)) is not None}
+    return assigned(Call(labels, (target, given, value), {}, call.out))
+
+
+def index_added(call: Call) -> Result:
+    """index_add, index_copy, index_reduce: slices of the source go to places along an axis."""
+    source = call.argument(3, "source")
+    content = call.see(source)
+    if call.see(call.argument(2, "index")) is not None:
+        raise Meet  # two rows may say the same place
+    if content is None:
+        return call.label
+    dim, labels = call.axis(1), []
+    for tensor in (call.value, source):
+        if (label := call.see(tensor)) is not None:
+            axis, inner = place_of(label, tensor.shape)
+            if axis == dim:
+                raise Meet
+            labels.append(rows_of(label).at(call.out.shape, axis, inner))
+    return agreed(labels)
 
 
 def _filled(call: Call, target: Tensor, index: Index, before: Rows | None) -> Rows:

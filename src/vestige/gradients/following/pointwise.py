@@ -116,6 +116,17 @@ def along(at: int, default: Any = None, name: str = "dim", linear: bool = False)
     return family
 
 
+def quantile(call: Call) -> Result:
+    """The quantile along an axis. Several of them are on an axis of their own."""
+    label = _over_axis_2(call)
+    if getattr(call.argument(1, "q"), "ndim", 0):
+        raise Lost
+    return label
+
+
+_over_axis_2 = along(2)
+
+
 def extreme(call: Call) -> Result:
     """max and min: of two tensors entry by entry, or along an axis."""
     args = call.args
