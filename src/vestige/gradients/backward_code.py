@@ -271,7 +271,7 @@ def _install() -> None:
     def entered_mode(self: Any) -> Any:
         if _watching() is not None:
             refuse_dispatch_mode(self)
-        return enter_mode(self)
+        return enter_mode(self)  # type: ignore[no-untyped-call]
 
     def hooked(self: Any, fn: Any) -> Any:
         owner = vars(self).get("_forward_cls")

@@ -170,7 +170,7 @@ class Capture(Lowest, BackwardPass):
                 self._open.enter_context(context)
             self._state = versions(self._parts, self.shards.passing)
         self._calls[-1] = True
-        self.__enter__()  # type: ignore[no-untyped-call]
+        self.__enter__()
 
     @contextmanager
     def resumed(self, forward: Forward) -> Iterator[None]:
@@ -205,7 +205,7 @@ class Capture(Lowest, BackwardPass):
     def _end_forward(self, out: Any, check: bool) -> None:
         if not self._calls or not self._calls.pop():
             return
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.__exit__(None, None, None)
         if any(self._calls):
             return
         try:

@@ -68,7 +68,7 @@ class LoopConstants:
             if 0 not in axes and self._axis not in axes:
                 self._shared.add(place)
             elif len(axes) == 1 and place not in self._shared:
-                self._set(tensor, self._plain.at(tensor.shape, *axes, self._inner))
+                self._set(tensor, self._plain.at(tensor.shape, min(axes), self._inner))
 
     @property
     def follows(self) -> bool:

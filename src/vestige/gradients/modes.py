@@ -15,7 +15,7 @@ class Lowest(TorchFunctionMode):
     """A mode that lies below those of the loop: what they do in place of an operation it sees."""
 
     def __enter__(self) -> Lowest:
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         below = torch.overrides._get_current_function_mode_stack()
         foreign = [i for i, m in enumerate(below) if not is_library(type(m).__module__)]
         if foreign:  # the others keep their order, in which they leave
