@@ -29,6 +29,7 @@ from vestige.release.door import Door, Position
 from vestige.release.part import Part
 from vestige.sampling.collate import Views
 from vestige.sampling.loader import LotSampler, batches_of_a_lot
+from vestige.sampling.lots import Drawing
 from vestige.sampling.streams import Randomness
 from vestige.sampling.units import Units
 from vestige.updates.adam import AdamBC, KnownNoise
@@ -136,6 +137,20 @@ def build(
         facts=Facts(plan.adjacency, randomness.repeatable),
         position=context.position,
     )
+    lots = _sampler(plan, made, randomness, drawing)
+    parts, passes = _all_parts(own, made, context), method.passes(context, own)
+    run = Run(plan, made.optimizer, watch, lots, door, parts, passes, ranks)
+    run.excludes = method.excludes()
+    if run.survey:
+        rows = plan.units_per_batch or plan.batch_size
+        lots.measured_in = rows, -(-plan.dataset_size // (rows * randomness.share[1]))
+    return run
+
+
+def _sampler(
+    plan: PrivacyPlan, made: Ingredients, randomness: Randomness, drawing: Drawing | None
+) -> LotSampler:
+    """What draws the lots: of rows, of views of them, or of units."""
     lots = LotSampler(
         randomness,
         made.records,
@@ -147,13 +162,7 @@ def build(
     )
     lots.units = made.units
     lots.views = None if made.augment is None else Views(made.augment, plan.views or 1)
-    parts, passes = _all_parts(own, made, context), method.passes(context, own)
-    run = Run(plan, made.optimizer, watch, lots, door, parts, passes, ranks)
-    run.excludes = method.excludes()
-    if run.survey:
-        rows = plan.units_per_batch or plan.batch_size
-        lots.measured_in = rows, -(-plan.dataset_size // (rows * randomness.share[1]))
-    return run
+    return lots
 
 
 def _shared(keeping: Keeping, ranks: Ranks, sharded: bool) -> Keeping:

@@ -112,25 +112,7 @@ def resume(
     if finished is not None:
         checkpoint.remove(folder / CHECKPOINT)  # a crash may have left it
         return finished
-    state, secret = checkpoint.read(folder / CHECKPOINT)
-    saved = state["others"]
-    if not isinstance(saved.get("config"), dict) or not isinstance(saved.get("prepared"), dict):
-        raise ConfigError(
-            f"{str(folder / CHECKPOINT)!r} was saved by a loop of its own and not by vestige "
-            "train: go on there, with engine.load_checkpoint."
-        )
-    repeatable = bool(state["engine"].get("repeatable_noise"))
-    if noise_seed is not None and not repeatable:
-        raise ConfigError(
-            f"noise_seed={noise_seed} for a run that is not in test mode: leave it out."
-        )
-    if secret and secret["noise_seed"] is not None:
-        noise_seed = secret["noise_seed"]
-    if repeatable and noise_seed is None:
-        raise ConfigError(
-            f"the run in {str(folder)!r} is in test mode, and {CHECKPOINT}.*.secret with its noise "
-            "seed is gone: give the noise_seed that it was started with."
-        )
+    saved, noise_seed = _saved(folder / CHECKPOINT, noise_seed)
     config, known = _restored(saved, noise_seed)
     if config.code is not None and model != config.code:
         raise ConfigError(
@@ -151,6 +133,32 @@ def resume(
         writer = RunWriter(session, ExistingFolder(folder) if ranks.leads() else None)
         writer.restore(path, folder / CHECKPOINT)
         return writer.run(progress or (lambda _: None))
+
+
+def _saved(path: Path, noise_seed: int | None) -> tuple[dict[str, Any], int | None]:
+    """What a loop of this module has saved in a checkpoint, and the seed of a run in test mode."""
+    from vestige.engine import checkpoint
+
+    state, secret = checkpoint.read(path)
+    saved = state["others"]
+    if not isinstance(saved.get("config"), dict) or not isinstance(saved.get("prepared"), dict):
+        raise ConfigError(
+            f"{str(path)!r} was saved by a loop of its own and not by vestige "
+            "train: go on there, with engine.load_checkpoint."
+        )
+    repeatable = bool(state["engine"].get("repeatable_noise"))
+    if noise_seed is not None and not repeatable:
+        raise ConfigError(
+            f"noise_seed={noise_seed} for a run that is not in test mode: leave it out."
+        )
+    if secret and secret["noise_seed"] is not None:
+        noise_seed = secret["noise_seed"]
+    if repeatable and noise_seed is None:
+        raise ConfigError(
+            f"the run in {str(path.parent)!r} is in test mode, and {path.name}.*.secret with its "
+            "noise seed is gone: give the noise_seed that it was started with."
+        )
+    return saved, noise_seed
 
 
 def prepare(
