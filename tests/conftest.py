@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -44,6 +46,23 @@ def pytest_collection_finish() -> None:
     """Leave modules and collected tests out of every later round of the garbage collector."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def no_modes_left() -> Iterator[None]:
+    """No test leaves a mode on torch's stack, where it would change what later tests do.
+
+    The watch of a loop that broke off is no such mode: it goes with the next loop.
+    """
+    yield
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    left = torch.overrides._get_current_function_mode_stack()
+    left = [mode for mode in left if type(mode).__name__ != "LossWatch"]
+    while torch._C._len_torch_function_stack() and left:
+        torch.overrides._pop_mode()
+    assert not left, "modes that were on torch's stack after the test"
 
 
 @pytest.fixture

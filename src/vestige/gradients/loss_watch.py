@@ -3,9 +3,9 @@
 Autograd has no hook before a backward pass, and what the loss's operations have saved is freed as
 the pass goes on. A torch function mode is told of `loss.backward()` by torch itself, so one is
 active from the moment when the loader hands out a batch to the step, but not while the model runs.
-It lies below all others on torch's stack of modes (above torch.device's, which insists on the
-bottom), so that a `with` block that the loop has open closes as if it were not there. It changes no
-operation, and sees those that mix rows before the model or change outputs in place.
+It lies below all others on torch's stack of modes (above the default device's, which insists on
+the bottom), so that a `with` block that the loop has open closes as if it were not there. It
+changes no operation, and sees those that mix rows before the model or change outputs in place.
 """
 
 from __future__ import annotations
@@ -294,8 +294,16 @@ def _rearrange(entering: LossWatch | None, leaving: LossWatch | None = None) -> 
     stack = [m for m in taken() if m is not entering and m is not leaving]
     stack = [m for m in stack if not (isinstance(m, LossWatch) and m.over)]
     if entering is not None:
-        stack.insert(1 if stack and isinstance(stack[0], DeviceContext) else 0, entering)
+        stack.insert(1 if stack and _is_default_device(stack[0]) else 0, entering)
     put(stack)
+
+
+def _is_default_device(mode: Any) -> bool:
+    """Whether a mode is torch.set_default_device's, which looks for itself at the bottom.
+
+    `with torch.device(...)` never enters its context: it takes whatever is on top when it ends.
+    """
+    return isinstance(mode, DeviceContext) and hasattr(mode, "old_device")
 
 
 @functools.cache

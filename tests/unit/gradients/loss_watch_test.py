@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.utils.data import DataLoader, TensorDataset
 
 import vestige
@@ -23,6 +26,7 @@ from tests.support.loss_runs import (
     of_first_position,
 )
 from vestige import ConfigError, PrivacyEngine, PrivacyError
+from vestige.gradients.loss_watch import LossWatch
 
 
 def test_the_trainers_count_of_tokens_is_refused():
@@ -55,7 +59,7 @@ def test_a_refused_loss_leaves_the_batch_for_a_better_one():
     engine.backward(values.mean(1))
     optimizer.step()
     assert engine.released == 1 and engine.ledger.steps == 1
-    assert not torch.overrides._get_current_function_mode_stack()
+    assert not function_modes()
 
 
 def test_a_loss_that_cannot_be_read_is_a_caveat():
@@ -80,23 +84,56 @@ def test_a_loss_that_cannot_be_read_is_a_caveat():
 
 
 def test_blocks_of_the_loop_close_as_if_nobody_watched():
-    """A mode that is open around the model alone, and torch.device, which insists on the bottom."""
+    """A mode around the model alone; torch.device, which takes away whatever is on top; and a
+    device context that was entered as a default device is, which insists on the bottom."""
 
     class Mode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
+    def device():
+        return torch.device("cpu")
+
+    for blocks in ([Mode, device], [device, Mode], [device], [device, device]):
+
+        def loss(m, x, y, blocks=blocks):
+            with contextlib.ExitStack() as around:
+                for block in blocks:
+                    around.enter_context(block())
+                scores = m(x)
+            assert not [m for m in function_modes() if not isinstance(m, LossWatch)]
+            with device():
+                return F.cross_entropy(scores[:, 0], y[:, 0], weight=WEIGHTS)
+
+        with pytest.raises(PrivacyError, match="class-weighted"):
+            clipped_sum(data(), loss)
+        plain, _ = clipped_sum(data(), of_first_position)
+        assert plain.norm() > 0
+        assert not function_modes()
+
+
+def test_a_default_device_is_set_and_taken_back_around_the_watch():
     def loss(m, x, y):
-        with Mode(), torch.device("cpu"):
+        torch.set_default_device("cpu")
+        try:
             scores = m(x)
-        with torch.device("cpu"):
-            return F.cross_entropy(scores[:, 0], y[:, 0], weight=WEIGHTS)
+        finally:
+            torch.set_default_device(None)
+        return F.cross_entropy(scores[:, 0], y[:, 0], weight=WEIGHTS)
 
     with pytest.raises(PrivacyError, match="class-weighted"):
         clipped_sum(data(), loss)
-    plain, _ = clipped_sum(data(), of_first_position)
-    assert plain.norm() > 0
-    assert not torch.overrides._get_current_function_mode_stack()
+    torch.set_default_device("cpu")
+    try:
+        with pytest.raises(PrivacyError, match="class-weighted"):
+            clipped_sum(
+                data(), lambda m, x, y: F.cross_entropy(m(x)[:, 0], y[:, 0], weight=WEIGHTS)
+            )
+        plain, _ = clipped_sum(data(), of_first_position)
+        assert plain.norm() > 0
+    finally:
+        torch.set_default_device(None)
+    assert not function_modes()
 
 
 def test_losses_of_two_engines_are_told_apart():
@@ -119,7 +156,7 @@ def test_losses_of_two_engines_are_told_apart():
         optimizer.step()
         assert engine.released == 1
         assert not any("read" in caveat for caveat in engine.caveats())
-    assert not torch.overrides._get_current_function_mode_stack()
+    assert not function_modes()
 
 
 class Pooled(nn.Module):

@@ -16,7 +16,7 @@ BAD = {
     "an unknown key at the top": ("colour = 1\n" + TOY, "top level.*'colour'"),
     "an unknown key of the protocol": (TOY.replace("lot = 50", "lots = 50"), "protocol.*'lots'"),
     "an unknown key of an arm": (TOY + 'lerning_rate = 1\n', "arm 2.*'lerning_rate'"),
-    "an unknown method": (TOY.replace('"fo"', '"foo"'), r"arm 2 \(FO\).*'foo'.*choose"),
+    "an unknown method": (TOY.replace('"fo"', '"foo"'), r"arm 2 \(FO\).*'foo'.*did you mean fo"),
     "an ambiguous method": (TOY.replace('"fo"', '"sa-dp-sgd"'), "arm 2.*sharpness"),
     "an unknown setting": (TOY.replace("window", "widow"), "arm 2.*'widow'"),
     "a bad setting": (TOY.replace("beta = 0.8", "beta = 2.0"), "arm 2.*beta"),

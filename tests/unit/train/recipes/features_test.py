@@ -168,7 +168,7 @@ class Words(nn.Module):
 
 def timid(self, x):
     if (x > 1000).any():
-        raise ValueError(f"{x.max()} is beyond 1000")
+        raise ValueError(x.max(), "is beyond 1000")
     return x
 
 def words(shape):
