@@ -22,18 +22,20 @@ from torch.utils.weak import WeakIdKeyDictionary
 from vestige.errors import PrivacyError
 from vestige.gradients.following import follow, keeps_places, name_of
 from vestige.gradients.hooks import FACTS
+from vestige.gradients.loop_following import follow_in_loop, in_another_order
 from vestige.gradients.modes import refuse_unseen_code
 from vestige.gradients.refs import tensors_in
 from vestige.gradients.rows import Label, Meeting, Rows, Summed
 from vestige.sampling.loader import Batch
 
+_SET_DATA: Any = Tensor.data.__set__  # type: ignore[attr-defined]
+EARLIER = Meeting("what is left of an earlier batch")
 _MARK = "vestige coupled"  # on a node: what it was given of several rows
 
 # Of all rows, whatever axis they are on.
 _OF_ALL = set(
     "bincount histc histogram unique unique_consecutive cov corrcoef dot vdot dist pdist".split()
 )
-_LENGTHS = {"'max'", "'amax'", "'any'"}  # of the longest row, and which columns a row has
 _PICKS = {"__getitem__", "index_select", "take", "gather"}
 _ADDS = set("add sub subtract __add__ __radd__ __sub__ __iadd__ __isub__ add_ sub_".split())
 _DIVIDES = set("div divide true_divide __truediv__ __itruediv__ div_".split())
@@ -55,7 +57,9 @@ class LoopConstants:
 
     def start(self, batch: Batch) -> None:
         """The loader hands out a batch."""
-        self._labels.clear()
+        self._labels = WeakIdKeyDictionary(  # what the loop has kept
+            {t: (EARLIER, at) for t, (_, at) in list(self._labels.items()) if at == _version(t)}
+        )
         self._wholes.clear()
         self._order = None
         self._rows, self._inner = 0 if batch.empty else batch.rows, batch.unit_rows
@@ -78,7 +82,9 @@ class LoopConstants:
     @property
     def alive(self) -> bool:
         """Whether the loop still has something of the batch."""
-        return len(self._labels) > 0
+        return any(
+            getattr(label, "what", None) != EARLIER.what for label, _ in self._labels.values()
+        )
 
     @property
     def _plain(self) -> Rows:
@@ -120,8 +126,13 @@ class LoopConstants:
         """A function was given labelled tensors, and has `made` something of them."""
         if not given or func in FACTS:
             return
-        if func is Tensor.__setitem__:
+        if func in (Tensor.__setitem__, Tensor.set_, _SET_DATA):
             made = args[0]
+        if func in (Tensor.set_, _SET_DATA):
+            self._labels.pop(made, None)  # other contents, of the same version
+            if (label := given.get(id(args[1]))) is not None:
+                self._set(made, label)
+            return
         results = list(tensors_in(made))
         if not results:
             return
@@ -142,13 +153,13 @@ class LoopConstants:
             if isinstance(label, Meeting) and name in _OF_ALL:
                 label = Meeting(repr(name))
             lost = isinstance(label, Meeting) and (label.lost or _picks(func, given))
-            if label is None or lost or _is_length(label, result):
+            if label is None or lost:
                 if result.is_inference():  # it may be what was changed in place
                     self._labels.pop(result, None)
                 continue  # unknown
             if result.requires_grad:
                 refuse_unseen_code()
-            chosen = _chooses(name, given, label)
+            chosen = _chooses(name, given, label) or in_another_order(func, given, args, result)
             if result.requires_grad and (isinstance(label, Meeting) or chosen):
                 if _couples(name, given, of_loss) or chosen:
                     self._mark(result, name)
@@ -159,18 +170,11 @@ class LoopConstants:
 
     def _follow(self, func: Any, given: dict[int, Label], args: Any, kwargs: Any, out: Any) -> Any:
         """The label of what a function made, or one for each tensor in it."""
-        name = name_of(func)
-        if name == "__getitem__" and isinstance(given.get(id(args[0])), Rows):
-            # Columns that no row has, as padding beyond the longest.
-            given = {key: x for key, x in given.items() if getattr(x, "what", None) not in _LENGTHS}
         if func is Tensor.__setitem__:
             single = given.get(id(args[2]))
             if isinstance(single, Rows) and single.count == 1:
                 return self._row_put(given, args, single)
-        if name == "one_hot" and out.shape[-1] > 1:  # as wide as what it will meet, or it fails
-            kwargs = {"num_classes": out.shape[-1]}
-            args = args[:1]
-        return follow(func, given, args, kwargs, out)
+        return follow_in_loop(func, given, args, kwargs, out)
 
     def _row_put(self, given: dict[int, Label], args: Any, single: Rows) -> Label:
         """target[index] = one row: the target's label, if that is where the row belongs."""
@@ -204,6 +208,12 @@ class LoopConstants:
             node: Any = result.grad_fn
             if node is not None:
                 node.metadata.setdefault(_MARK, name)
+
+    def differentiate(self, inputs: Any, made: Any) -> None:
+        """torch.autograd.grad has made gradients of `inputs`."""
+        for tensor, gradient in zip(tensors_in(inputs), made, strict=False):
+            if gradient is not None and (label := self.label(tensor)) is not None:
+                self._set(gradient, label)
 
     # -- the model ----------------------------------------------------------------------------
 
@@ -259,8 +269,9 @@ class LoopConstants:
                 raise PrivacyError(
                     f"examples meet in the loss: {name!r} puts an output beside a number that "
                     "several rows of the batch have made, without a gradient (a mean, a threshold "
-                    "or a count of the lot, rows in another order). A row's gradient would depend "
-                    "on the others. Make such numbers of public ones, or of each row alone."
+                    "or a count of the lot, rows in another order, what is left of an earlier "
+                    "batch). A row's gradient would depend on the others. Make such numbers of "
+                    "public ones, or of each row alone."
                 )
 
     def hook(self, tensor: Tensor, hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
@@ -319,15 +330,6 @@ def _in_order(label: Rows, other: Rows) -> bool:
     if label.order is None or other.order is None:
         return label.order is other.order
     return torch.equal(label.order.cpu(), other.order.cpu())
-
-
-def _is_length(label: Label, result: Tensor) -> bool:
-    """Whether a number is the length of the longest row, which shapes may follow."""
-    return (
-        isinstance(label, Meeting)
-        and label.what in _LENGTHS
-        and not (result.ndim or result.is_floating_point())
-    )
 
 
 def _couples(name: str, given: dict[int, Label], of_loss: list[Label]) -> bool:

@@ -177,6 +177,17 @@ def stacked(call: Call) -> Result:
     return agreed(labels)
 
 
+def constructed(call: Call) -> Result:
+    """tensor(data), as_tensor(data): a copy, or numbers of single rows side by side."""
+    return stacked(call) if isinstance(call.args[0], list | tuple) else call.label
+
+
+def lent(call: Call) -> Result:
+    """x.new_tensor(data): x says no more than the type."""
+    data = call.argument(1, "data")
+    return call.see(data) if isinstance(data, Tensor) else None
+
+
 def one_below_the_other(call: Call) -> Result:
     """vstack: cat along the first axis, or stack where there is no second one."""
     axes = {t.ndim for t in tensors_in(call.args)}
