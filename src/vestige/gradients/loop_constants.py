@@ -10,6 +10,7 @@ depends on a number which several rows have made. What no rule follows is taken 
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -52,6 +53,7 @@ class LoopConstants:
         self._labels: WeakIdKeyDictionary = WeakIdKeyDictionary()  # and the version they are of
         self._rows = self._inner = 0
         self._wholes: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of what shares their memory
+        self._memory: dict[Any, weakref.ref[Tensor]] = {}  # labelled tensors by what they look at
         self._order: Rows | None = None  # in which the model was given the batch
         self._shared: set[tuple[int, int]] = set()  # places in a batch of what has no rows
 
@@ -61,11 +63,16 @@ class LoopConstants:
             {t: (EARLIER, at) for t, (_, at) in list(self._labels.items()) if at == _version(t)}
         )
         self._wholes.clear()
+        self._memory.clear()
         self._order = None
         self._rows, self._inner = 0 if batch.empty else batch.rows, batch.unit_rows
         for i, reference in enumerate(batch.given):
             tensor = reference()
             if tensor is None or not self.follows:
+                continue
+            if (row := batch.single.get(id(tensor))) is not None:
+                unit = torch.tensor([row // self._inner])
+                self._set(tensor, Rows(1, self._plain.batch, unit))
                 continue
             place = len(batch.given), i
             axes = {a for a in (0, self._axis) if tensor.ndim > a and tensor.shape[a] == self._rows}
@@ -103,12 +110,19 @@ class LoopConstants:
 
     def _set(self, tensor: Tensor, label: Label) -> None:
         self._labels[tensor] = label, _version(tensor)
+        memory = _memory(tensor)
+        if memory is not None and self._memory.get(memory, lambda: None)() is None:
+            self._memory[memory] = weakref.ref(tensor)
 
     def label(self, tensor: Tensor) -> Label | None:
         """Whose entries a tensor has; None where nothing is known."""
-        label, version = self._labels.get(tensor, (None, 0))
+        label, version = self._labels.get(tensor, (None, -1))
         if version == _version(tensor):
             return label  # type: ignore[no-any-return]
+        if version == -1:  # torch makes aliases without a word: Variable(x), Parameter(x)
+            known = self._memory.get(_memory(tensor), lambda: None)()
+            if known is not None and known is not tensor:
+                return self.label(known)
         base = tensor._base
         whole = self.label(base) if base is not None else None
         return whole if isinstance(whole, Meeting) else None
@@ -319,6 +333,15 @@ _OTHER_ORDER = (
     "of them for all: what it makes of one row would count for another. Give it the batch's own "
     "rows, inputs and labels in one order."
 )
+
+
+def _memory(tensor: Tensor) -> Any:
+    """The memory that a tensor looks at, and how; None if it has none of its own."""
+    try:
+        place = tensor.data_ptr()
+        return (place, tensor.shape, tensor.stride(), tensor.dtype) if place else None
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def _version(tensor: Tensor) -> int:

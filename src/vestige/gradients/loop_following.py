@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vestige.gradients.following import follow, keeps_places, name_of
-from vestige.gradients.following.base import Result, place_of
+from vestige.gradients.following.base import Result
 from vestige.gradients.following.indexing import is_mask
 from vestige.gradients.refs import tensors_in
 from vestige.gradients.rows import Label, Meeting, Rows
@@ -107,16 +107,16 @@ def _masked(func: Any, labels: dict[int, Label], args: Any, kwargs: Any, out: An
     if not is_mask(mask) or not mask.ndim or others:
         return follow(func, labels, args, kwargs, out)
     own = labels.get(id(mask))
-    if not isinstance(own, Rows | None):
+    place = own.place(mask.shape) if isinstance(own, Rows) else None
+    if own is not None and place is None:
         return follow(func, labels, args, kwargs, out)
     with torch._C.DisableTorchFunction():
         places = mask.nonzero().to(value.device).unbind(1)
         given = {key: label for key, label in labels.items() if key != id(mask)}
         label = follow(func, given, (value, (*places, *parts[1:]), *content), kwargs, out)
-        if own is None or not isinstance(label, Rows):
+        if not isinstance(own, Rows) or place is None or not isinstance(label, Rows):
             return label
-        axis, inner = place_of(own, mask.shape)
-        owners = own.owners(mask.shape, axis, inner, value.device)[places[axis]]
+        owners = own.owners(mask.shape, *place, value.device)[places[place[0]]]
         picked = given[id(content[0])] if content else label
         shape = content[0].shape if content else out.shape
         return label if _belong(picked, shape, owners) else _OTHER_ROWS

@@ -31,7 +31,7 @@ def data() -> tuple[Tensor, Tensor, Tensor]:
     return x, y, r
 
 
-def clipped_sums(loss: Loss, columns: tuple[Tensor, ...], steps: int) -> Tensor:
+def clipped_sums(loss: Callable[..., Tensor], columns: Any, steps: int, **options: Any) -> Tensor:
     """The sums of the first steps, each of all records."""
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, CLASSES)
@@ -39,7 +39,7 @@ def clipped_sums(loss: Loss, columns: tuple[Tensor, ...], steps: int) -> Tensor:
     model, optimizer, loader = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-        data_loader=DataLoader(TensorDataset(*columns), batch_size=N - 1),
+        data_loader=DataLoader(TensorDataset(*columns), batch_size=N - 1, **options),
         noise_multiplier=0.0,
         max_grad_norm=BOUND,
         sample_rate=1.0,
@@ -133,6 +133,10 @@ REFUSED: dict[str, Loss] = {
     "a copy by tensor": beside(lambda y, r: r - torch.tensor(r).mean()),
     "a copy by as_tensor": beside(lambda y, r: r - torch.as_tensor(r).mean()),
     "a copy by new_tensor": beside(lambda y, r: r - r.new_tensor(r).mean()),
+    "a variable": beside(lambda y, r: r - torch.autograd.Variable(r).mean()),
+    "a parameter": beside(lambda y, r: r - nn.Parameter(r, requires_grad=False).mean()),
+    "memory that numpy sees": beside(lambda y, r: r - torch.from_numpy(r.numpy()).mean()),
+    "mixup that is made a variable": given(lambda x: torch.autograd.Variable(x + x.flip(0))),
     "a deep copy": beside(lambda y, r: r - copy.deepcopy(r).mean()),
     "a mean of what a mask picks": beside(lambda y, r: r - r[r > 0].mean()),
     "a mean of what is selected": beside(lambda y, r: r - torch.masked_select(r, r > 0).mean()),
@@ -215,8 +219,8 @@ EARLIER: dict[str, Callable[[], Loss]] = {
         towards,
     ),
     "a bank that is written to": lambda: Kept(
-        lambda x, out, v, kept: (
-            (torch.zeros(1, CLASSES) if kept is None else kept).copy_(out.detach()[:1])
+        lambda x, out, v, kept: (torch.zeros(1, CLASSES) if kept is None else kept).copy_(
+            out.detach()[:1]
         ),
         towards,
     ),
@@ -274,3 +278,42 @@ def test_one_record_would_move_the_others(name, monkeypatch):
 def test_an_earlier_batch_would_move_the_others(monkeypatch):
     monkeypatch.setattr(LoopConstants, "check", lambda self, nodes: None)
     assert ratio(EARLIER["outputs"], steps=2) > 2
+
+
+def as_records(batch: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    return tuple(torch.stack(column) for column in zip(*batch, strict=True))
+
+
+LISTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], tuple[Tensor, ...]]]] = {
+    "of records": (lambda records: records, as_records),
+    "of dictionaries": (
+        lambda records: [dict(zip("xyr", record, strict=True)) for record in records],
+        lambda batch: as_records([tuple(record.values()) for record in batch]),
+    ),
+    "of fields": (
+        lambda records: [list(column) for column in zip(*records, strict=True)],
+        lambda batch: tuple(torch.stack(column) for column in batch),
+    ),
+    "padded": (
+        lambda records: records,
+        lambda batch: (
+            nn.utils.rnn.pad_sequence([x for x, *_ in batch], batch_first=True),
+            *as_records([record[1:] for record in batch]),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_records_that_come_one_by_one_are_followed(name):
+    collate, together = LISTS[name]
+
+    def run(change: Callable[[Tensor], Tensor]) -> None:
+        loss = given(change)
+        clipped_sums(
+            lambda m, *batch: loss(m, *together(list(batch))), data(), 1, collate_fn=collate
+        )
+
+    run(lambda x: x / 2)
+    with pytest.raises(PrivacyError, match=MEET):
+        run(lambda x: x - x.mean(0))

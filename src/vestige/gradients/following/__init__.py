@@ -28,7 +28,7 @@ __all__ = ["FAMILIES", "follow", "keeps_places", "name_of"]
 
 _OF_SINGLE_ROWS = (
     *(pointwise.like, moving.joined, moving.stacked, moving.one_below_the_other),
-    *(moving.constructed, moving.lent),
+    *(moving.constructed, moving.lent, moving.padded_together),
 )
 
 

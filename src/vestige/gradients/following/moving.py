@@ -172,9 +172,23 @@ def stacked(call: Call) -> Result:
             labels.append(rows)
     one_each = len(labels) == len(parts) and all(rows.count == 1 for rows in labels)
     if one_each and not all(labels[0].same(rows) for rows in labels):
-        owners = [_along(rows, (1,), 0, out.device) for rows in labels]
-        return ordered(torch.cat(owners), out.shape, dim, labels[0].batch)
+        return _side_by_side(labels, out, dim)
     return agreed(labels)
+
+
+def _side_by_side(labels: Sequence[Rows], out: Tensor, dim: int) -> Rows:
+    """Single rows along a new axis."""
+    owners = [_along(rows, (1,), 0, out.device) for rows in labels]
+    return ordered(torch.cat(owners), out.shape, dim, labels[0].batch)
+
+
+def padded_together(call: Call) -> Result:
+    """pad_sequence: records of different lengths on one axis."""
+    sequences = call.argument(0, "sequences")
+    labels = [rows_of(call.see(t)) for t in sequences]
+    if any(rows.count != 1 for rows in labels):
+        raise Lost
+    return _side_by_side(labels, call.out, 0 if call.argument(1, "batch_first", False) else 1)
 
 
 def constructed(call: Call) -> Result:

@@ -99,7 +99,8 @@ def searched(call: Call) -> Result:
 def like(call: Call) -> Result:
     """New contents: in the shape of the first argument they may as well have its rows."""
     label = call.label
-    return label if isinstance(label, Rows) and call.out.shape == call.value.shape else None
+    rows = isinstance(label, Rows) and label.count != 1
+    return label if rows and call.out.shape == call.value.shape else None
 
 
 def along(at: int, default: Any = None, name: str = "dim", linear: bool = False) -> Family:

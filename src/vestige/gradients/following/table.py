@@ -142,6 +142,7 @@ _TABLE: list[tuple[Family, str]] = [
     (moving.stacked, "stack"),
     (moving.constructed, "tensor as_tensor asarray"),
     (moving.lent, "new_tensor"),
+    (moving.padded_together, "pad_sequence"),
     (moving.one_below_the_other, "vstack row_stack"),
     (moving.split, "split chunk tensor_split split_with_sizes unsafe_chunk"),
     (moving.unbound, "unbind"),
