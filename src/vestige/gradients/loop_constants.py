@@ -10,13 +10,13 @@ depends on a number which several rows have made. What no rule follows is taken 
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -53,7 +53,7 @@ class LoopConstants:
         self._labels: WeakIdKeyDictionary = WeakIdKeyDictionary()  # and the version they are of
         self._rows = self._inner = 0
         self._wholes: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of what shares their memory
-        self._memory: dict[Any, weakref.ref[Tensor]] = {}  # labelled tensors by what they look at
+        self._memory: dict[Any, tuple[Label, StorageWeakRef]] = {}  # labels by what has them
         self._order: Rows | None = None  # in which the model was given the batch
         self._shared: set[tuple[int, int]] = set()  # places in a batch of what has no rows
 
@@ -110,9 +110,8 @@ class LoopConstants:
 
     def _set(self, tensor: Tensor, label: Label) -> None:
         self._labels[tensor] = label, _version(tensor)
-        memory = _memory(tensor)
-        if memory is not None and self._memory.get(memory, lambda: None)() is None:
-            self._memory[memory] = weakref.ref(tensor)
+        if (memory := _memory(tensor)) is not None:
+            self._memory[memory] = label, StorageWeakRef(tensor.untyped_storage())
 
     def label(self, tensor: Tensor) -> Label | None:
         """Whose entries a tensor has; None where nothing is known."""
@@ -120,9 +119,9 @@ class LoopConstants:
         if version == _version(tensor):
             return label  # type: ignore[no-any-return]
         if version == -1:  # torch makes aliases without a word: Variable(x), Parameter(x)
-            known = self._memory.get(_memory(tensor), lambda: None)()
-            if known is not None and known is not tensor:
-                return self.label(known)
+            known, storage = self._memory.get(_memory(tensor), (None, None))
+            if storage is not None and not storage.expired():
+                return known
         base = tensor._base
         whole = self.label(base) if base is not None else None
         return whole if isinstance(whole, Meeting) else None
