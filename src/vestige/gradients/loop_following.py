@@ -20,9 +20,10 @@ from vestige.gradients.rows import Label, Meeting, Rows
 
 _LENGTHS = {"'max'", "'amax'", "'any'"}  # of the longest row, and which columns a row has
 # What takes lengths: they say how much there is of the result, and nothing of its contents.
-_SIZED = set(
+_NEW = set("arange zeros ones empty rand randn".split())
+_SIZED = _NEW | set(
     """
-    arange zeros ones empty rand randn new_zeros new_ones new_empty narrow expand broadcast_to
+    new_zeros new_ones new_empty narrow expand broadcast_to
     repeat tile view reshape unflatten pad one_hot split chunk repeat_interleave
     """.split()
 )
@@ -36,7 +37,8 @@ def follow_in_loop(func: Any, labels: dict[int, Label], args: Any, kwargs: Any, 
         return labels[id(args[0])]
     indexes = name in ("__getitem__", "masked_select") and _are_rows(labels, args[0])
     if name in _SIZED or indexes:
-        labels = _without_lengths(labels, args, kwargs)
+        sizes = args if name in _NEW else args[1:]
+        labels = _without_lengths(labels, (sizes, kwargs), name in _NEW)
     if name == "one_hot" and out.shape[-1] > 1:  # as wide as what it will meet, or it fails
         args, kwargs = args[:1], {"num_classes": out.shape[-1]}
     if not labels:
@@ -67,16 +69,16 @@ def _are_rows(labels: dict[int, Label], value: Any) -> bool:
     return isinstance(labels.get(id(value)), Rows)
 
 
-def _without_lengths(labels: dict[int, Label], args: Any, kwargs: Any) -> dict[int, Label]:
+def _without_lengths(labels: dict[int, Label], sizes: Any, new: bool) -> dict[int, Label]:
     """The labels but those of lengths, and of columns that no row has, as padding beyond the
-    longest."""
-    lengths = {
-        id(t)
-        for t in tensors_in((args, kwargs))
-        if getattr(labels.get(id(t)), "what", None) in _LENGTHS
-        and not t.is_floating_point()
-        and (not t.ndim or t.dtype == torch.bool)
-    }
+    longest. The length of one row may be that of the longest: for `new` contents."""
+    lengths = set()
+    for t in tensors_in(sizes):
+        label = labels.get(id(t))
+        longest = getattr(label, "what", None) in _LENGTHS and (not t.ndim or t.dtype == torch.bool)
+        one = new and isinstance(label, Rows) and label.count == 1 and not t.ndim
+        if (longest or one) and not t.is_floating_point():
+            lengths.add(id(t))
     return {key: label for key, label in labels.items() if key not in lengths}
 
 

@@ -129,6 +129,7 @@ def adversarial(scale: Callable[[Tensor], Tensor], backward: bool = False) -> Lo
 REFUSED: dict[str, Loss] = {
     "whether any record is large": beside(lambda y, r: torch.where((r > 40).any(), -1.0, 1.0)),
     "the largest class": lambda m, x, y, r: (m(x)[:, 0] - y / y.max()).square(),
+    "the largest class for all": beside(lambda y, r: r - y.max().expand(len(r))),
     "the largest pixel": given(lambda x: (x * 10).int() / (x * 10).int().max()),
     "a copy by tensor": beside(lambda y, r: r - torch.tensor(r).mean()),
     "a copy by as_tensor": beside(lambda y, r: r - torch.as_tensor(r).mean()),
@@ -170,6 +171,11 @@ def padded_columns(x: Tensor) -> Tensor:
     return F.pad(x[:, :longest], (0, WIDTH - longest))
 
 
+def as_long_as_the_longest(x: Tensor) -> Tensor:
+    lengths = (x > -99).sum(1)
+    return x * (torch.arange(max(lengths))[None] < lengths[:, None])
+
+
 def sorted_and_masked(m: nn.Module, x: Tensor, y: Tensor, r: Tensor) -> Tensor:
     order = r.argsort()
     losses = rows(m, x[order], y[order])
@@ -183,6 +189,8 @@ ACCEPTED: dict[str, Loss] = {
     "numpy's own order": given(lambda x: x[np.arange(len(x))]),
     "no rows under a mask": given(lambda x: (x[x[:, 0] > 1e9].sum(), x)[1]),
     "cut at the longest": given(padded_columns),
+    "as long as the longest": given(as_long_as_the_longest),
+    "like one row": given(lambda x: x - torch.zeros_like(x[0])),
     "sorted, with what is sorted alike": sorted_and_masked,
     "a gradient's sign": adversarial(torch.sign, backward=True),
     "a norm of each row's gradient": adversarial(lambda g: g / g.norm(dim=1, keepdim=True)),
