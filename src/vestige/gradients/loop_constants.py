@@ -48,8 +48,8 @@ class LoopConstants:
     Rows of one privacy unit count as one. Guarantee: what is refused does depend on several units.
     """
 
-    def __init__(self, axis: int) -> None:
-        self._axis = axis
+    def __init__(self, axis: int, of_outputs: Callable[[Tensor], bool]) -> None:
+        self._axis, self._of_outputs = axis, of_outputs
         self._labels: WeakIdKeyDictionary = WeakIdKeyDictionary()  # and the version they are of
         self._rows = self._inner = 0
         self._wholes: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of what shares their memory
@@ -173,7 +173,8 @@ class LoopConstants:
             if result.requires_grad:
                 refuse_unseen_code()
             chosen = _chooses(name, given, label) or in_another_order(func, given, args, result)
-            if result.requires_grad and (isinstance(label, Meeting) or chosen):
+            met = isinstance(label, Meeting) and self._of_outputs(result)
+            if result.requires_grad and (met or chosen):
                 if _couples(name, given, of_loss) or chosen:
                     self._mark(result, name)
                 if not chosen:

@@ -212,7 +212,15 @@ def one_below_the_other(call: Call) -> Result:
 
 def split(call: Call) -> Result:
     """Parts along an axis, in order: split, chunk, tensor_split."""
-    dim = call.axis(2, 0)
+    return _split(call, call.axis(2, 0))
+
+
+def split_along(axis: int) -> Family:
+    """The same along one axis: vsplit, hsplit, dsplit."""
+    return lambda call: _split(call, min(axis, call.value.ndim - 1))
+
+
+def _split(call: Call, dim: int) -> Result:
     labels: list[Label | None] = []
     start = 0
     for part in call.out:
@@ -259,8 +267,24 @@ def _selected(call: Call, dim: int, index: Any, out: Tensor) -> Rows:
 
 def flipped(call: Call) -> Result:
     """Axes backwards."""
+    return _flipped(call, _numbers(call.kwargs["dims"] if "dims" in call.kwargs else call.args[1:]))
+
+
+def flipped_along(axis: int) -> Family:
+    """One axis backwards: flipud, fliplr."""
+    return lambda call: _flipped(call, [axis])
+
+
+def rotated(call: Call) -> Result:
+    """rot90 of two other axes."""
+    axis, inner = call.place
+    if axis in {from_front(d, call.value.ndim) for d in call.argument(2, "dims", (0, 1))}:
+        raise Meet
+    return call.stays(axis, inner)
+
+
+def _flipped(call: Call, dims: Sequence[int]) -> Result:
     value, rows = call.value, call.rows
-    dims = _numbers(call.kwargs["dims"] if "dims" in call.kwargs else call.args[1:])
     axis, inner = call.place
     if axis not in {from_front(d, value.ndim) for d in dims}:
         return rows

@@ -267,6 +267,13 @@ def gather(call: Call) -> Result:
     return scatter(call)
 
 
+def filled(call: Call) -> Result:
+    """Entries of a source, one after the other, at places that are anywhere."""
+    if call.labels(call.args[2:], call.kwargs):
+        raise Meet
+    return _entrywise(call, call.args)
+
+
 def scatter(call: Call) -> Result:
     """Entries picked or put along one axis, by indices of the same number of axes."""
     value, out, dim = call.value, call.out, call.argument(1, "dim")
