@@ -89,7 +89,6 @@ class Capture(Lowest, BackwardPass):
         self._stream: LotStream | None = None  # that the generators run on
         self._borrowed = ExitStack()  # gives them back
         self._state: list[tuple[int, int]] = []
-        self._parts = list(module.modules())
         self._refused: PrivacyError | None = None  # what a pass that failed has kept
         self.handles: list[Any] = []  # of the hooks, while they are on the model
         self._calling = Interruptible(self)
@@ -103,7 +102,7 @@ class Capture(Lowest, BackwardPass):
             self.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
             self.module.register_forward_hook(leave, always_call=True),
         ]
-        for norm in (part for part in self._parts if isinstance(part, _BatchNorm)):
+        for norm in (part for part in self.tracker.parts if isinstance(part, _BatchNorm)):
             self.handles.append(norm.register_forward_pre_hook(Hook(refuse_training)))
         self._calling.put_on(self.module)
         for slot in self.groups.slots:
@@ -168,7 +167,7 @@ class Capture(Lowest, BackwardPass):
             around = (self._caches.off(), self.fallback(self), self.recomputation.watching())
             for context in (*around, backward_code.watching(self)):
                 self._open.enter_context(context)
-            self._state = versions(self._parts, self.shards.passing)
+            self._state = versions(self.tracker.parts, self.shards.passing)
         self._calls[-1] = True
         self.__enter__()
 
@@ -217,7 +216,7 @@ class Capture(Lowest, BackwardPass):
             self._shared.clear()
             self._open.close()
             self.tracker.end()
-        now = versions(self._parts, self.shards.passing) if check else self._state
+        now = versions(self.tracker.parts, self.shards.passing) if check else self._state
         if now != self._state:
             changed = {key for key, _ in set(self._state) ^ set(now)}
             names = [name for name, tensor in self.state_tensors() if id(tensor) in changed]

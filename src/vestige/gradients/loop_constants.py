@@ -16,24 +16,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vestige.errors import PrivacyError
 from vestige.gradients.following import follow, keeps_places, name_of
 from vestige.gradients.hooks import FACTS
+from vestige.gradients.loop_following import follow_in_loop, in_another_order
 from vestige.gradients.modes import refuse_unseen_code
 from vestige.gradients.refs import tensors_in
 from vestige.gradients.rows import Label, Meeting, Rows, Summed
 from vestige.sampling.loader import Batch
 
+_SET_DATA: Any = Tensor.data.__set__  # type: ignore[attr-defined]
+EARLIER = Meeting("what is left of an earlier batch")
 _MARK = "vestige coupled"  # on a node: what it was given of several rows
 
 # Of all rows, whatever axis they are on.
 _OF_ALL = set(
     "bincount histc histogram unique unique_consecutive cov corrcoef dot vdot dist pdist".split()
 )
-_LENGTHS = {"'max'", "'amax'", "'any'"}  # of the longest row, and which columns a row has
 _PICKS = {"__getitem__", "index_select", "take", "gather"}
 _ADDS = set("add sub subtract __add__ __radd__ __sub__ __iadd__ __isub__ add_ sub_".split())
 _DIVIDES = set("div divide true_divide __truediv__ __itruediv__ div_".split())
@@ -45,23 +48,31 @@ class LoopConstants:
     Rows of one privacy unit count as one. Guarantee: what is refused does depend on several units.
     """
 
-    def __init__(self, axis: int) -> None:
-        self._axis = axis
+    def __init__(self, axis: int, of_outputs: Callable[[Tensor], bool]) -> None:
+        self._axis, self._of_outputs = axis, of_outputs
         self._labels: WeakIdKeyDictionary = WeakIdKeyDictionary()  # and the version they are of
         self._rows = self._inner = 0
         self._wholes: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of what shares their memory
+        self._memory: dict[Any, tuple[Label, StorageWeakRef]] = {}  # labels by what has them
         self._order: Rows | None = None  # in which the model was given the batch
         self._shared: set[tuple[int, int]] = set()  # places in a batch of what has no rows
 
     def start(self, batch: Batch) -> None:
         """The loader hands out a batch."""
-        self._labels.clear()
+        self._labels = WeakIdKeyDictionary(  # what the loop has kept
+            {t: (EARLIER, at) for t, (_, at) in list(self._labels.items()) if at == _version(t)}
+        )
         self._wholes.clear()
+        self._memory.clear()
         self._order = None
         self._rows, self._inner = 0 if batch.empty else batch.rows, batch.unit_rows
         for i, reference in enumerate(batch.given):
             tensor = reference()
             if tensor is None or not self.follows:
+                continue
+            if (row := batch.single.get(id(tensor))) is not None:
+                unit = torch.tensor([row // self._inner])
+                self._set(tensor, Rows(1, self._plain.batch, unit))
                 continue
             place = len(batch.given), i
             axes = {a for a in (0, self._axis) if tensor.ndim > a and tensor.shape[a] == self._rows}
@@ -78,7 +89,9 @@ class LoopConstants:
     @property
     def alive(self) -> bool:
         """Whether the loop still has something of the batch."""
-        return len(self._labels) > 0
+        return any(
+            getattr(label, "what", None) != EARLIER.what for label, _ in self._labels.values()
+        )
 
     @property
     def _plain(self) -> Rows:
@@ -97,12 +110,18 @@ class LoopConstants:
 
     def _set(self, tensor: Tensor, label: Label) -> None:
         self._labels[tensor] = label, _version(tensor)
+        if (memory := _memory(tensor)) is not None:
+            self._memory[memory] = label, StorageWeakRef(tensor.untyped_storage())
 
     def label(self, tensor: Tensor) -> Label | None:
         """Whose entries a tensor has; None where nothing is known."""
-        label, version = self._labels.get(tensor, (None, 0))
+        label, version = self._labels.get(tensor, (None, -1))
         if version == _version(tensor):
             return label  # type: ignore[no-any-return]
+        if version == -1:  # torch makes aliases without a word: Variable(x), Parameter(x)
+            known, storage = self._memory.get(_memory(tensor), (None, None))
+            if storage is not None and not storage.expired():
+                return known
         base = tensor._base
         whole = self.label(base) if base is not None else None
         return whole if isinstance(whole, Meeting) else None
@@ -120,8 +139,13 @@ class LoopConstants:
         """A function was given labelled tensors, and has `made` something of them."""
         if not given or func in FACTS:
             return
-        if func is Tensor.__setitem__:
+        if func in (Tensor.__setitem__, Tensor.set_, _SET_DATA):
             made = args[0]
+        if func in (Tensor.set_, _SET_DATA):
+            self._labels.pop(made, None)  # other contents, of the same version
+            if (label := given.get(id(args[1]))) is not None:
+                self._set(made, label)
+            return
         results = list(tensors_in(made))
         if not results:
             return
@@ -142,14 +166,15 @@ class LoopConstants:
             if isinstance(label, Meeting) and name in _OF_ALL:
                 label = Meeting(repr(name))
             lost = isinstance(label, Meeting) and (label.lost or _picks(func, given))
-            if label is None or lost or _is_length(label, result):
+            if label is None or lost:
                 if result.is_inference():  # it may be what was changed in place
                     self._labels.pop(result, None)
                 continue  # unknown
             if result.requires_grad:
                 refuse_unseen_code()
-            chosen = _chooses(name, given, label)
-            if result.requires_grad and (isinstance(label, Meeting) or chosen):
+            chosen = _chooses(name, given, label) or in_another_order(func, given, args, result)
+            met = isinstance(label, Meeting) and self._of_outputs(result)
+            if result.requires_grad and (met or chosen):
                 if _couples(name, given, of_loss) or chosen:
                     self._mark(result, name)
                 if not chosen:
@@ -159,18 +184,11 @@ class LoopConstants:
 
     def _follow(self, func: Any, given: dict[int, Label], args: Any, kwargs: Any, out: Any) -> Any:
         """The label of what a function made, or one for each tensor in it."""
-        name = name_of(func)
-        if name == "__getitem__" and isinstance(given.get(id(args[0])), Rows):
-            # Columns that no row has, as padding beyond the longest.
-            given = {key: x for key, x in given.items() if getattr(x, "what", None) not in _LENGTHS}
         if func is Tensor.__setitem__:
             single = given.get(id(args[2]))
             if isinstance(single, Rows) and single.count == 1:
                 return self._row_put(given, args, single)
-        if name == "one_hot" and out.shape[-1] > 1:  # as wide as what it will meet, or it fails
-            kwargs = {"num_classes": out.shape[-1]}
-            args = args[:1]
-        return follow(func, given, args, kwargs, out)
+        return follow_in_loop(func, given, args, kwargs, out)
 
     def _row_put(self, given: dict[int, Label], args: Any, single: Rows) -> Label:
         """target[index] = one row: the target's label, if that is where the row belongs."""
@@ -204,6 +222,12 @@ class LoopConstants:
             node: Any = result.grad_fn
             if node is not None:
                 node.metadata.setdefault(_MARK, name)
+
+    def differentiate(self, inputs: Any, made: Any) -> None:
+        """torch.autograd.grad has made gradients of `inputs`."""
+        for tensor, gradient in zip(tensors_in(inputs), made, strict=False):
+            if gradient is not None and (label := self.label(tensor)) is not None:
+                self._set(gradient, label)
 
     # -- the model ----------------------------------------------------------------------------
 
@@ -259,8 +283,9 @@ class LoopConstants:
                 raise PrivacyError(
                     f"examples meet in the loss: {name!r} puts an output beside a number that "
                     "several rows of the batch have made, without a gradient (a mean, a threshold "
-                    "or a count of the lot, rows in another order). A row's gradient would depend "
-                    "on the others. Make such numbers of public ones, or of each row alone."
+                    "or a count of the lot, rows in another order, what is left of an earlier "
+                    "batch). A row's gradient would depend on the others. Make such numbers of "
+                    "public ones, or of each row alone."
                 )
 
     def hook(self, tensor: Tensor, hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
@@ -310,6 +335,15 @@ _OTHER_ORDER = (
 )
 
 
+def _memory(tensor: Tensor) -> Any:
+    """The memory that a tensor looks at, and how; None if it has none of its own."""
+    try:
+        place = tensor.data_ptr()
+        return (place, tensor.shape, tensor.stride(), tensor.dtype) if place else None
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
@@ -319,15 +353,6 @@ def _in_order(label: Rows, other: Rows) -> bool:
     if label.order is None or other.order is None:
         return label.order is other.order
     return torch.equal(label.order.cpu(), other.order.cpu())
-
-
-def _is_length(label: Label, result: Tensor) -> bool:
-    """Whether a number is the length of the longest row, which shapes may follow."""
-    return (
-        isinstance(label, Meeting)
-        and label.what in _LENGTHS
-        and not (result.ndim or result.is_floating_point())
-    )
 
 
 def _couples(name: str, given: dict[int, Label], of_loss: list[Label]) -> bool:

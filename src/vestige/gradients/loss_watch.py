@@ -69,7 +69,7 @@ class LossWatch(TorchFunctionMode):
         self._open = self._failed = False
         self._graph: Any = None  # alive as long as the graph of a loss that was not seen yet
         self._writes, self._operands = HiddenWrites(), Operands()
-        self._constants = LoopConstants(capture.axis)
+        self._constants = LoopConstants(capture.axis, self._made_of_outputs)
         self._inside: list[tuple[int, int]] = []
         self._elsewhere: list[tuple[int, int]] = []
         self._begun: list[_Pass] = []  # innermost last
@@ -224,7 +224,10 @@ class LossWatch(TorchFunctionMode):
         try:
             self._check(args, kwargs)
             with self._capture.passing():
-                return func(*args, **kwargs)
+                made = func(*args, **kwargs)
+            if func is torch.autograd.grad:
+                constants.differentiate(args[1] if len(args) > 1 else kwargs["inputs"], made)
+            return made
         except BaseException:
             self._failed = True
             raise

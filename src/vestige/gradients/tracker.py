@@ -45,9 +45,8 @@ class Tracker:
     """The labels of one model's forward passes."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._parts = list(module.modules())
-        plain = nn.Module.get_extra_state
-        self._extra = [m for m in self._parts if type(m).get_extra_state is not plain]
+        self._module = module
+        self.parts = list(module.modules())
         self._token = 0
         self.rows = 0
         # The places of inputs without rows: they are taken for constants.
@@ -84,7 +83,8 @@ class Tracker:
         self.rows, self._looked, self._written = rows, False, None
         self._met.clear()
         self._visits.clear()
-        stores = [s for m in self._parts for s in (m._parameters, m._buffers)]
+        self.parts = list(self._module.modules())  # one may have been put in another's place
+        stores = [s for m in self.parts for s in (m._parameters, m._buffers)]
         self.registered = {id(t) for store in stores for t in store.values() if t is not None}
         self.registered |= passing
         tensors = list(tensors_in(inputs))
@@ -306,7 +306,7 @@ class Tracker:
 
     def _kept(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
         """Every tensor that a module holds, with the name it has there."""
-        for module in self._parts:
+        for module in self.parts:
             for store in (module._parameters, module._buffers):
                 for key, tensor in store.items():
                     if tensor is not None:
@@ -337,7 +337,7 @@ class Tracker:
     def check_buffers(self) -> None:
         """Refuse a buffer whose contents changed although torch knows of no change: it was written
         through .data. Called once an epoch, and before the engine writes anything down."""
-        for module in self._parts:
+        for module in self.parts:
             for key, tensor in module._buffers.items():
                 if tensor is None:
                     continue
@@ -354,7 +354,7 @@ class Tracker:
         an attribute, or in its extra state."""
         if self._written is not None:
             raise kept_by_forward(*self._written)
-        for module in self._parts:
+        for module in self.parts:
             for key, value in module.__dict__.items():
                 kind = type(value)
                 if kind in _PLAIN_TYPES or key in _OWN_KEYS:
@@ -363,7 +363,8 @@ class Tracker:
                     continue
                 if not isinstance(value, nn.Module) and any(map(self.saw, tensors_in(value))):
                     raise kept_by_forward(type(module).__name__, key)
-        for module in self._extra:
+        plain = nn.Module.get_extra_state
+        for module in (m for m in self.parts if type(m).get_extra_state is not plain):
             if any(self.saw(t) for t in tensors_in(module.get_extra_state())):
                 raise kept_by_forward(type(module).__name__, "get_extra_state()")
 

@@ -233,3 +233,24 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
             yield from tensors_of(dict(leaf))
         elif hasattr(leaf, "__dict__") and not isinstance(leaf, type):
             yield from (t for t in vars(leaf).values() if isinstance(t, Tensor))
+
+
+def records_in(batch: Any, rows: int) -> dict[int, int]:
+    """The rows of tensors that are one record's each, by their identity: where a batch is a list of
+    its records, or has lists of single fields."""
+    fields = list(batch.values() if isinstance(batch, Mapping) else _listed(batch))
+    columns = [field for field in fields if len(_listed(field)) == rows]
+    if len(fields) == rows and not isinstance(batch, Mapping):
+        if columns or not all(isinstance(f, list | tuple | Mapping) for f in fields):
+            return {}  # as many fields as rows, for all we know
+        columns = [fields]
+    return {
+        id(tensor): row
+        for column in columns
+        for row, record in enumerate(column)
+        for tensor in tensors_of(record)
+    }
+
+
+def _listed(value: Any) -> list[Any] | tuple[Any, ...]:
+    return value if isinstance(value, list | tuple) else ()

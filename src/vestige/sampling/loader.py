@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from torch.utils.data import (
 from vestige.checks import Shown
 from vestige.errors import ConfigError, PrivacyError, VestigeError
 from vestige.plan import Table
-from vestige.sampling.collate import Collate, Views, tensors_of
+from vestige.sampling.collate import Collate, Views, records_in, tensors_of
 from vestige.sampling.forward_randomness import LotStream, WorkerSeeds, explicit_generators
 from vestige.sampling.lots import Drawing, Poisson
 from vestige.sampling.streams import WORKERS, Randomness
@@ -52,6 +52,7 @@ class Batch:
     backward: int | None = None  # the autograd pass that brings its gradients
     done: bool = False
     given: tuple[weakref.ref[Tensor], ...] = ()  # what the loop gets of it
+    single: dict[int, int] = field(default_factory=dict)  # the row of tensors that are one record's
 
     def alive(self) -> Iterator[Tensor]:
         """The tensors of the batch that the loop still has."""
@@ -276,6 +277,7 @@ class PrivateLoader(Shown, DataLoader[Any]):
             if taken.lot == self._lots.given_up:
                 continue  # the rest of a lot that was abandoned
             taken.given = tuple(map(weakref.ref, tensors_of(batch)))
+            taken.single = records_in(batch, taken.rows)
             self._hand_out(taken)
             yield batch
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.support.attribution import (
     PAIR,
@@ -25,6 +26,7 @@ from tests.support.attribution import (
     refused,
     vectors,
 )
+from vestige import PrivacyEngine, PrivacyError
 from vestige.gradients import tracker
 
 
@@ -257,3 +259,31 @@ MUTANTS: dict[str, tuple[Callable[[Any], None], Callable[[], bool]]] = {
 @pytest.mark.parametrize("name", list(MUTANTS))
 def test_a_broken_attribution_is_noticed(name, monkeypatch):
     assert_noticed(monkeypatch, *MUTANTS[name])
+
+
+class Keeps(nn.Module):
+    """Keeps its last input in an attribute."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x.detach()
+        return x
+
+
+def test_a_module_that_is_put_in_later_may_keep_nothing_either():
+    model = nn.Sequential(nn.Identity(), nn.Linear(3, 2))
+    engine = PrivacyEngine(accountant="rdp")
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(torch.randn(9, 3)), batch_size=3),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    for (x,) in loader:
+        engine.backward(model(x).sum(1))
+        optimizer.step()
+        break
+    model[0] = Keeps()
+    with pytest.raises(PrivacyError, match="keeps values of the batch"):
+        for (x,) in loader:
+            model(x)

@@ -26,7 +26,10 @@ from vestige.gradients.rows import Label, Meeting, Rows, Summed
 __all__ = ["FAMILIES", "follow", "keeps_places", "name_of"]
 
 
-_OF_SINGLE_ROWS = (pointwise.like, moving.joined, moving.stacked, moving.one_below_the_other)
+_OF_SINGLE_ROWS = (
+    *(pointwise.like, moving.joined, moving.stacked, moving.one_below_the_other),
+    *(moving.constructed, moving.lent, moving.padded_together),
+)
 
 
 def follow(

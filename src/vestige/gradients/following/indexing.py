@@ -46,8 +46,10 @@ class Index:
         for i, part in enumerate(parts):
             if isinstance(part, np.integer):
                 parts[i] = int(part)
-            elif isinstance(part, list) and all(type(place) is int for place in part):
-                parts[i] = torch.tensor(part)
+            elif isinstance(part, np.ndarray) and part.dtype.kind in "iub":
+                parts[i] = torch.from_numpy(np.ascontiguousarray(part))
+            elif isinstance(part, list) and all(isinstance(p, int | np.integer) for p in part):
+                parts[i] = torch.tensor([p if isinstance(p, bool) else int(p) for p in part])
             elif isinstance(part, bool) or not isinstance(part, _PARTS):
                 raise Lost
             if part is not None and part is not Ellipsis:
@@ -196,6 +198,8 @@ def assigned(call: Call) -> Result:
         return before
     index.refuse_masks()
     rows = rows_of(content)
+    if not rows.count:
+        return before
     region = target.detach()[given]
     wanted = aligned(rows, value.shape[-region.ndim :], region.shape)
     possible = [

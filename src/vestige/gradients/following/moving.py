@@ -172,9 +172,34 @@ def stacked(call: Call) -> Result:
             labels.append(rows)
     one_each = len(labels) == len(parts) and all(rows.count == 1 for rows in labels)
     if one_each and not all(labels[0].same(rows) for rows in labels):
-        owners = [_along(rows, (1,), 0, out.device) for rows in labels]
-        return ordered(torch.cat(owners), out.shape, dim, labels[0].batch)
+        return _side_by_side(labels, out, dim)
     return agreed(labels)
+
+
+def _side_by_side(labels: Sequence[Rows], out: Tensor, dim: int) -> Rows:
+    """Single rows along a new axis."""
+    owners = [_along(rows, (1,), 0, out.device) for rows in labels]
+    return ordered(torch.cat(owners), out.shape, dim, labels[0].batch)
+
+
+def padded_together(call: Call) -> Result:
+    """pad_sequence: records of different lengths on one axis."""
+    sequences = call.argument(0, "sequences")
+    labels = [rows_of(call.see(t)) for t in sequences]
+    if any(rows.count != 1 for rows in labels):
+        raise Lost
+    return _side_by_side(labels, call.out, 0 if call.argument(1, "batch_first", False) else 1)
+
+
+def constructed(call: Call) -> Result:
+    """tensor(data), as_tensor(data): a copy, or numbers of single rows side by side."""
+    return stacked(call) if isinstance(call.args[0], list | tuple) else call.label
+
+
+def lent(call: Call) -> Result:
+    """x.new_tensor(data): x says no more than the type."""
+    data = call.argument(1, "data")
+    return call.see(data) if isinstance(data, Tensor) else None
 
 
 def one_below_the_other(call: Call) -> Result:
@@ -187,7 +212,15 @@ def one_below_the_other(call: Call) -> Result:
 
 def split(call: Call) -> Result:
     """Parts along an axis, in order: split, chunk, tensor_split."""
-    dim = call.axis(2, 0)
+    return _split(call, call.axis(2, 0))
+
+
+def split_along(axis: int) -> Family:
+    """The same along one axis: vsplit, hsplit, dsplit."""
+    return lambda call: _split(call, min(axis, call.value.ndim - 1))
+
+
+def _split(call: Call, dim: int) -> Result:
     labels: list[Label | None] = []
     start = 0
     for part in call.out:
@@ -234,8 +267,24 @@ def _selected(call: Call, dim: int, index: Any, out: Tensor) -> Rows:
 
 def flipped(call: Call) -> Result:
     """Axes backwards."""
+    return _flipped(call, _numbers(call.kwargs["dims"] if "dims" in call.kwargs else call.args[1:]))
+
+
+def flipped_along(axis: int) -> Family:
+    """One axis backwards: flipud, fliplr."""
+    return lambda call: _flipped(call, [axis])
+
+
+def rotated(call: Call) -> Result:
+    """rot90 of two other axes."""
+    axis, inner = call.place
+    if axis in {from_front(d, call.value.ndim) for d in call.argument(2, "dims", (0, 1))}:
+        raise Meet
+    return call.stays(axis, inner)
+
+
+def _flipped(call: Call, dims: Sequence[int]) -> Result:
     value, rows = call.value, call.rows
-    dims = _numbers(call.kwargs["dims"] if "dims" in call.kwargs else call.args[1:])
     axis, inner = call.place
     if axis not in {from_front(d, value.ndim) for d in dims}:
         return rows

@@ -80,10 +80,27 @@ def where(call: Call) -> Result:
     return pointwise(call)
 
 
+def renormed(call: Call) -> Result:
+    """Each index of one axis scaled by its own norm."""
+    call.refuse_others(Meet)
+    if call.place[0] != call.axis(2):
+        raise Meet
+    return call.rows
+
+
+def searched(call: Call) -> Result:
+    """The places of values in sorted sequences, of which each entry of the other axes has one."""
+    value, sorted_ = call.argument(1, "input"), call.value
+    if call.label is not None and call.place[0] == sorted_.ndim - 1:
+        raise Meet
+    return _entrywise(call, value, *([sorted_] if call.label is not None else []))
+
+
 def like(call: Call) -> Result:
     """New contents: in the shape of the first argument they may as well have its rows."""
     label = call.label
-    return label if isinstance(label, Rows) and call.out.shape == call.value.shape else None
+    rows = isinstance(label, Rows) and label.count != 1
+    return label if rows and call.out.shape == call.value.shape else None
 
 
 def along(at: int, default: Any = None, name: str = "dim", linear: bool = False) -> Family:
@@ -250,6 +267,13 @@ def gather(call: Call) -> Result:
     return scatter(call)
 
 
+def filled(call: Call) -> Result:
+    """Entries of a source, one after the other, at places that are anywhere."""
+    if call.labels(call.args[2:], call.kwargs):
+        raise Meet
+    return _entrywise(call, call.args)
+
+
 def scatter(call: Call) -> Result:
     """Entries picked or put along one axis, by indices of the same number of axes."""
     value, out, dim = call.value, call.out, call.argument(1, "dim")
@@ -284,9 +308,9 @@ def _each_loss(call: Call, value: Tensor, target: Tensor, *weights: Tensor) -> R
     out, shape = call.result, torch.broadcast_shapes(value.shape, target.shape)
     given = [(t.shape, call.see(t)) for t in (value, target, *weights)]
     rows = agreed([aligned(label, size, shape) for size, label in given if label is not None])
-    if rows.order is not None:
-        raise Meet
     if out.ndim == 0:
+        if rows.order is not None:
+            raise Meet
         return SUMMED
     axis, inner = place_of(rows, shape)
     if axis >= out.ndim:
@@ -305,10 +329,10 @@ def loss(call: Call) -> Result:
         if label is None:
             continue
         rows = rows_of(label)
-        if rows.order is not None:
+        if rows.order is not None and not out.ndim:
             raise Meet
         axis, inner = place_of(rows, tensor.shape)
-        if axis == 1 and tensor is value and value.ndim != target.ndim:
+        if axis == min(1, value.ndim - 1) and (tensor is value or value.ndim == target.ndim):
             raise Meet  # the classes
         labels.append(rows.at((tensor.shape[axis],), 0, inner))
     agreed(labels)

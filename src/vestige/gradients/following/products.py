@@ -72,8 +72,10 @@ def addmm(call: Call) -> Result:
 def tensordot(call: Call) -> Result:
     """The last axes of rows with the first of a constant."""
     dims = call.argument(2, "dims", 2)
-    if call.see(call.args[1]) is not None or not isinstance(dims, int):
+    if not isinstance(dims, int):
         raise Lost
+    if (label := call.see(call.args[1])) is not None:
+        raise Meet if place_of(label, call.args[1].shape)[0] < dims else Lost
     axis, inner = call.place
     if axis >= call.value.ndim - dims:
         raise Meet

@@ -38,7 +38,8 @@ _TABLE: list[tuple[Family, str]] = [
         pointwise.unchanged,
         """
         to type type_as float double half bfloat16 long int bool short char byte cpu cuda
-        contiguous clone detach detach_ requires_grad_ .data alias pin_memory
+        contiguous clone detach detach_ requires_grad_ .data alias pin_memory __deepcopy__
+        as_subclass
         """,
     ),
     (
@@ -87,6 +88,8 @@ _TABLE: list[tuple[Family, str]] = [
     (pointwise.leading_pair, "grid_sample lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"),
     (pointwise.first_alone, "prelu bucketize"),
     (pointwise.where, "where"),
+    (pointwise.renormed, "renorm"),
+    (pointwise.searched, "searchsorted"),
     (pointwise.batch_norm, "batch_norm"),
     (pointwise.trailing, "layer_norm rms_norm"),
     (pointwise.along(1, linear=True), "sum mean nansum nanmean"),
@@ -106,13 +109,15 @@ _TABLE: list[tuple[Family, str]] = [
     (pointwise.along(1, -1), "mode"),
     (pointwise.along(2, 1), "normalize"),
     (pointwise.along(1, -1), "glu"),
+    (pointwise.along(9, -1), "trapezoid trapz cumulative_trapezoid"),
     (pointwise.along(4, -1), "gumbel_softmax"),
     (pointwise.compared, "cosine_similarity"),
     (
         pointwise.matrices,
         """
         linalg_inv linalg_det linalg_qr linalg_svd linalg_eigh linalg_cholesky matrix_exp inverse
-        linalg_svdvals linalg_eigvalsh linalg_slogdet linalg_matrix_exp svd
+        linalg_svdvals linalg_eigvalsh linalg_slogdet linalg_matrix_exp svd linalg_pinv pinverse
+        linalg_matrix_norm linalg_cond
         """,
     ),
     (pointwise.along(2, -1), "fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft"),
@@ -121,6 +126,7 @@ _TABLE: list[tuple[Family, str]] = [
     (pointwise.sort, "sort argsort"),
     (pointwise.gather, "gather take_along_dim"),
     (pointwise.taken, "take"),
+    (pointwise.filled, "put put_ masked_scatter masked_scatter_"),
     (pointwise.scatter, "scatter scatter_ scatter_add scatter_add_ scatter_reduce"),
     (moving.complex_pairs, "view_as_complex view_as_real"),
     (moving.appended, "one_hot"),
@@ -135,12 +141,21 @@ _TABLE: list[tuple[Family, str]] = [
     (moving.interleaved, "repeat_interleave"),
     (moving.joined, "cat concat concatenate"),
     (moving.stacked, "stack"),
+    (moving.constructed, "tensor as_tensor asarray"),
+    (moving.lent, "new_tensor"),
+    (moving.padded_together, "pad_sequence"),
     (moving.one_below_the_other, "vstack row_stack"),
     (moving.split, "split chunk tensor_split split_with_sizes unsafe_chunk"),
     (moving.unbound, "unbind"),
     (moving.selected, "select"),
     (moving.narrowed, "narrow"),
-    (moving.flipped, "flip fliplr_"),
+    (moving.flipped, "flip"),
+    (moving.flipped_along(0), "flipud"),
+    (moving.flipped_along(1), "fliplr"),
+    (moving.rotated, "rot90"),
+    (moving.split_along(0), "vsplit"),
+    (moving.split_along(1), "hsplit"),
+    (moving.split_along(2), "dsplit"),
     (moving.rolled, "roll"),
     (moving.padded, "pad"),
     (moving.unfolded, "unfold"),
@@ -174,4 +189,4 @@ RAGGED = set(
     "bincount one_hot arange linspace narrow index zeros ones full empty".split()
 )
 # The second argument only lends its shape or type.
-LENDING_SHAPE = {"to", "type_as", "view_as", "reshape_as", "expand_as"}
+LENDING_SHAPE = {"to", "new_tensor", "type_as", "view_as", "reshape_as", "expand_as"}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -27,6 +30,7 @@ from tests.support.reference import clip_and_sum
 from vestige.errors import VestigeError
 from vestige.gradients import following
 from vestige.gradients.clipping import Clip
+from vestige.gradients.rows import Meeting, Rows
 from vestige.gradients.self_check import self_check
 
 
@@ -169,3 +173,63 @@ MUTANTS: dict[str, tuple[Callable[[Any], None], Callable[[], bool]]] = {
 @pytest.mark.parametrize("name", list(MUTANTS))
 def test_a_broken_attribution_is_noticed(name, monkeypatch):
     assert_noticed(monkeypatch, *MUTANTS[name])
+
+
+def labelled(value: Tensor, axis: int, operation: Callable[[Tensor], Any]) -> Any:
+    """The label of `operation(value)`, where `value` has its rows on an axis."""
+    seen: list[Any] = []
+    rows = Rows(1, value.shape[axis]).at(value.shape, axis, 1)
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if any(v is value for v in args):
+                seen.append(following.follow(func, {id(value): rows}, args, kwargs or {}, out))
+            return out
+
+    with Mode():
+        operation(value)
+    return seen[-1]
+
+
+PROBABILITIES = torch.full((3, 5), 0.2)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: F.cross_entropy(x, PROBABILITIES, reduction="none"),
+        lambda x: F.cross_entropy(x, PROBABILITIES),
+        lambda x: F.cross_entropy(x, torch.zeros(3, dtype=torch.long), reduction="none"),
+        lambda x: torch.renorm(x, 2, 0, 1.0),
+        lambda x: torch.trapezoid(x),
+        lambda x: torch.searchsorted(x, torch.ones(3, 2)),
+        torch.linalg.pinv,
+    ],
+)
+def test_rows_on_the_axis_that_an_operation_goes_along_meet(operation):
+    label = labelled(torch.rand(3, 5), 1, operation)
+    assert isinstance(label, Meeting)
+    assert not label.lost
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: F.cross_entropy(x, PROBABILITIES, reduction="none"),
+        lambda x: F.cross_entropy(x, torch.zeros(3, dtype=torch.long), reduction="none"),
+        lambda x: torch.renorm(x, 2, 0, 1.0),
+        torch.trapezoid,
+        lambda x: torch.searchsorted(x, torch.ones(3, 2)),
+        copy.deepcopy,
+        torch.as_tensor,
+        lambda x: x.new_tensor([1.0, 2.0]),
+        lambda x: x[np.array([0, 1, 2])],
+        lambda x: x[:, [np.int64(4), np.int64(0)]],
+    ],
+)
+def test_rows_on_another_axis_stay_apart(operation):
+    label = labelled(torch.rand(3, 5), 0, operation)
+    assert label is None or (isinstance(label, Rows) and label.order is None)
