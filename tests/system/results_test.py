@@ -1,8 +1,8 @@
 """Every number of docs/results.md, computed again from the rows by code that the report has not.
 
-A claim is a function that yields the sentences of the page that it computes (claims_fo.py and
-claims_others.py). Each must be there, once. What is left of the page without them, and without the
-names and settings that no row could tell, has no number.
+A claim is a function that yields the sentences of the page that it computes (claims_fo.py,
+claims_sma.py and claims_others.py). Each must be there, once. What is left of the page without
+them, and without the names and settings that no row could tell, has no number.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support import claims_fo, claims_others
+from tests.support import claims_fo, claims_others, claims_sma
 from tests.support.measured import ROOT
 
 PAGE = (ROOT / "docs" / "results.md").read_text()
 CLAIMS: dict[str, Callable[[], Iterator[str]]] = {
-    claim.__name__: claim for claim in (*claims_fo.CLAIMS, *claims_others.CLAIMS)
+    claim.__name__: claim
+    for claim in (*claims_fo.CLAIMS, *claims_sma.CLAIMS, *claims_others.CLAIMS)
 }
 # Numbers of these are names: code, links, data sets, items of the papers.
 NAMES = (
@@ -56,6 +57,12 @@ def test_the_page_says_what_the_rows_say(name: str) -> None:
     assert made
     page = flowing(PAGE)
     for sentence in made:
+        assert page.count(sentence) == 1, sentence
+
+
+def test_open_questions_say_what_the_rows_say() -> None:
+    page = flowing((ROOT / "docs" / "open-questions.md").read_text())
+    for sentence in claims_others.open_questions():
         assert page.count(sentence) == 1, sentence
 
 
