@@ -27,6 +27,7 @@ from tests.support.measured import (
     apart,
     at_epsilon,
     curves,
+    definition,
     differences,
     found,
     has,
@@ -36,6 +37,7 @@ from tests.support.measured import (
     reading,
     rows,
     runs,
+    smallest_seen,
     up,
 )
 
@@ -52,7 +54,7 @@ def the_protocol() -> Iterator[str]:
     assert first == start == 0
     yield f"All on the first {train:,} training and {test:,} test images,"
     yield f"lot {lot}, {epochs} epochs, delta {delta:.0e}, unless".replace("e-0", "e-")
-    yield f"keeps a small model from learning {train:,} images by heart."
+    yield f"kept a small model from learning {train:,} images by heart."
 
 
 def table_3_of_fo() -> Iterator[str]:
@@ -84,9 +86,7 @@ def table_3_of_fo() -> Iterator[str]:
 
 def other_baselines_of_fo() -> Iterator[str]:
     """ADP-AdamW, which the paper's text names."""
-    if not all_there(range(5), adp := ADAM | {"method": "adp-adamw"}):
-        yield "(`adp-adamw`, our reading of it); its rows are being made."
-        return
+    adp = ADAM | {"method": "adp-adamw"}
     (epsilon,) = set(found("epsilon", **adp).values())
     yield (
         f"(`adp-adamw`, our reading of it): it ends at {mean(found(**adp)):.4f} and epsilon "
@@ -111,11 +111,14 @@ def what_is_significant_at_equal_epsilon() -> Iterator[str]:
             tests[name, epsilon] = p, mean(accuracy) - mean(base)
     ((name, epsilon), (p, by)), second = sorted(tests.items(), key=lambda item: item[1][0])[:2]
     count = len(tests)
+    arms = definition("sma-tab2")["fair"]["arm"]  # of these, the first is the reference
+    more = len(EPSILONS) * (len(arms) - 1)
     yield (
         f"one difference of fo-tab3 survives the correction for its {WORDS[count]} comparisons: "
-        f"{name} is below DP-SGD at epsilon {epsilon}, by {-by:.4f} (p {count * p:.4f})"
+        f"{name} is below DP-SGD at epsilon {epsilon}, by {-by:.4f} (p {count * p:.4f}; the same "
+        f"runs among the {more} comparisons of sma-tab2: {more * p:.4f})"
     )
-    assert count * p < 0.05 < (count - 1) * second[1][0]
+    assert count * p < 0.05 < min((count - 1) * second[1][0], more * p)
 
 
 def equal_epsilon_on_the_old_seeds() -> Iterator[str]:
@@ -151,9 +154,9 @@ def each_at_its_own_rate() -> Iterator[str]:
         gaps.append((abs(mean(ours) - mean(theirs)), p))
     *eight, (ninth, p) = sorted(gaps)
     yield (
-        f"On CIFAR-10, CIFAR-100 and SVHN at epsilon 3, 8 and {EPSILONS[2]} the mean accuracies of "
-        f"FO and DP-SGD differ by at most {eight[-1][0]:.4f} in {WORDS[len(eight)]} of nine "
-        f"comparisons, and in the ninth, by {ninth:.3f}, not significantly."
+        f"On CIFAR-10, CIFAR-100 and {NAMES['svhn']} at epsilon 3, 8 and {EPSILONS[2]} the mean "
+        f"accuracies of FO and DP-SGD differ by at most {eight[-1][0]:.4f} in {WORDS[len(eight)]} "
+        f"of nine comparisons, and in the ninth, by {ninth:.3f}, not significantly."
     )
     assert p > 0.05
     for facts in (FO_C10, DP_C10):  # the rate moves both by more than the published gap
@@ -203,6 +206,20 @@ def beta_window_kernel_and_place() -> Iterator[str]:
         f"{exponential:.4f}. Memory before the noise and after it: {windows[2]:.4f} and "
         f"{after:.4f}; the smaller epsilon is that of DP-SGD at"
     )
+    unseen = [
+        smallest_seen(found(**FO_C10 | {"window": window}), found(**FO_C10 | {"window": 1}), 3)
+        for window in (2, 8, 32)
+    ]
+    unseen += [
+        smallest_seen(found(**facts), found(**DP_C10), count)
+        for count, facts in ((3, other | {"method": "uniform"}), (3, FO_C10),
+                             (3, other | {"method": "exponential"}),
+                             (2, other | {"method": "post-fm"}))
+    ]  # fmt: skip
+    yield (
+        f"True differences of {min(unseen):.3f} to {max(unseen):.3f}, by the figure, would have "
+        "been seen (power 0.8 after the correction), smaller ones not."
+    )
     others = [windows[0], windows[1], windows[3], uniform, exponential, after]
     yield (
         "window 8, the fractional kernel, memory before the noise are best (figures 4, 5, 6, 8) | "
@@ -226,8 +243,8 @@ def at_a_given_epsilon() -> Iterator[str]:
         yield f"| {NAMES[data]} | {' | '.join(f'{value:+.3f}' for value in by)} |"
     assert signs["svhn"][0] > 0 and signs["cifar10"][1] < 0.0005
     yield (
-        "| beta below 1 is better (figures 2, 3) | [half](#at-a-given-epsilon) | more accurate at "
-        "equal epsilon on SVHN, not on CIFAR-10 |"
+        "| beta below 1 is better (figures 2, 3) | [half](#at-a-given-epsilon) | at equal epsilon "
+        f"more accurate on {NAMES['svhn']}, not on CIFAR-10 |"
     )
     assert {up(end) for end in ends} == {"14.30"}
     yield "| data | epsilon 3 | epsilon 8 | epsilon 14.3, where beta 0.8 ends |"
@@ -269,8 +286,9 @@ def all_methods_of_figure_7() -> str:
     counts = "; ".join(f"{CALLED[name]}: {best.count(name)}" for name in sorted(set(best)))
     ours = WORDS[best.count("fo")]
     return (
-        f"Among all {WORDS[len(facts)]} methods FO is the most accurate in {ours} of "
-        f"{WORDS[len(cells)]} cells ({counts})."
+        f"Among all {WORDS[len(facts)]} methods, at equal noise and not at equal epsilon, FO is "
+        f"the most accurate in {ours} of {WORDS[len(cells)]} cells (means of three seeds, "
+        f"{counts})."
     )
 
 
@@ -297,8 +315,14 @@ def readings() -> Iterator[str]:
         f"at {mean(found(**FO_C10)):.4f} and {mean(found(**DP_C10)):.4f}."
     )
     slip, plain = curves("FO, noise in the memory, not in the step"), curves("DP-SGD")
-    above = sum(a > b for a, b in zip(slip, plain, strict=True))
-    assert above == len(plain)
+    above, *others = (
+        sum(a > b for a, b in zip(curves(f"FO, {name}"), plain, strict=True))
+        for name in ("noise in the memory, not in the step", "memory without noise",
+                     "noise times beta", "kernel not normalised")
+    )  # fmt: skip
+    assert above == len(plain) > max(others)
+    yield f"above DP-SGD at {others[0]} of the {len(plain)} epochs; not private either |"
+    yield f"half a point at the end, above DP-SGD at {others[1]} of the epochs |"
     yield (
         f"throughout, at all {above} epochs (25 epochs: {slip[24]:.4f} and {plain[24]:.4f}; 150: "
         f"{slip[149]:.4f} and {plain[149]:.4f});"

@@ -1,8 +1,7 @@
-"""What docs/results.md says besides: SMA, GeoDP, equivalence, ceiling, anchor, tuning, times."""
+"""What docs/results.md says besides: GeoDP, equivalence, ceiling, anchor, tuning, times."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -18,15 +17,11 @@ from tests.support.measured import (
     LAYERS,
     NAMES,
     ROOT,
-    SETS,
     SMA,
     WORDS,
-    all_there,
     apart,
     definition,
-    differences,
     found,
-    has,
     larger,
     mean,
     printed,
@@ -34,144 +29,6 @@ from tests.support.measured import (
     runs,
     up,
 )
-
-
-def table_2_of_sma() -> Iterator[str]:
-    ours = {**SMA, "alpha": 0.7, "window": 4, "interval": [2.0, 6.0]}
-    accuracy, other = found(**ours), found(**LAYERS, method="dp-sgd")
-    paper = printed("sma-tab2", "SMA-DP-SGD"), printed("sma-tab2", "DP-SGD (SMA, beta 1)")
-    yield (
-        f"| SMA {paper[0]['accuracy']:.4f}, DP-SGD {paper[1]['accuracy']:.4f} (table 2) | not "
-        f"found | our reading: {mean(accuracy):.4f} and {mean(other):.4f} |"
-    )
-    (one,) = set(found("epsilon_marginal", **ours).values())
-    (every,) = set(found("epsilon", **ours).values())
-    yield f"| {up(one)}; all that is released: {up(every)} |"
-    yield "beta 0.95, alpha 0.7, window 4 and the interval [2, 6] are the paper's"
-    (slow,) = found("diagnostics", **ours | {"ema": 0.1}).values()
-    yield f"With 0.1 the ratio is {slow['mean']['memory_ratio']:.4f} (window 4, one seed"
-
-
-def table_3_of_sma() -> Iterator[str]:
-    deep = {**SMA, "alpha": 0.9, "window": 8}
-    depths, ratios, told = [], [], definition("sma-tab3")["arm"]
-    for arm in told:
-        memories = found("diagnostics", **deep, interval=arm["settings"]["interval"]).values()
-        depths.append(mean([memory["mean"]["depth"] for memory in memories]))
-        ratios.append(mean([memory["mean"]["memory_ratio"] for memory in memories]))
-    theirs = [arm["paper"]["depth"] for arm in told]
-    near = sum(abs(a - b) < 0.02 for a, b in zip(depths, theirs, strict=True))
-    ours, paper = (", ".join(f"{depth:.2f}" for depth in some) for some in (depths, theirs))
-    yield (
-        f"The depths of table 3 are {ours} where {paper} are printed: {WORDS[near]} of "
-        f"{WORDS[len(told)]} within 0.02."
-    )
-    yield f"(table 3) | [{WORDS[near]} of {WORDS[len(told)]}](#smas-exponents-and-a-cnn) |"
-    theirs = [arm["paper"]["memory_ratio"] for arm in told]
-    yield (
-        f"table 3, printed as {min(theirs):.4f} to {max(theirs):.4f}, are {min(ratios):.4f} to "
-        f"{max(ratios):.4f} here, with gamma_ema {deep['ema']}."
-    )
-    right = found(**deep, interval=[4.0, 6.0])
-    wrong = found(**deep | {"method": "sma-shuffled", "interval": [4.0, 6.0]})
-    p = stats.ttest_1samp(differences(right, wrong), 0).pvalue
-    yield (
-        f"| no effect seen | {mean(right):.4f}, of the wrong layers {mean(wrong):.4f} (p {p:.2f}) |"
-    )
-    runs_of = found("diagnostics", **deep, interval=[4.0, 6.0]).values()
-    layers = zip(*(lambdas for memory in runs_of for lambdas in memory["tempering"]), strict=True)
-    first, second, third = (mean(layer) for layer in layers)
-    yield (
-        f"wrong layers, the exponents do as well: {mean(wrong):.4f} beside SMA's {mean(right):.4f} "
-        f"(p {p:.2f}, three seeds), at K 8 and [4, 6], where all layers are tempered (lambda "
-        f"{first:.2f}, {second:.2f} and {third:.2f} on average)."
-    )
-    assert len(right) == len(wrong) == 3
-
-
-def table_3_of_sma_with_other_constants() -> Iterator[str]:
-    told = definition("sma-tab3-constants")["arm"]
-    deep = {**SMA, "alpha": 0.9, "window": 8}
-    if not all(all_there([0], deep | arm["settings"]) for arm in told):
-        yield "Rows of all six intervals with other constants are being made."
-        return
-    yield "With other constants ([sma-tab3-constants], one seed; of six printed, how many are met):"
-    yield "| gamma_ema | c_lambda | depths | within 0.02 | ratios | within 0.001 |"
-    constants = [(arm["settings"].get("ema", 0.3), arm["settings"].get("tempering", 1.0))
-                 for arm in told]  # fmt: skip
-    for ema, tempering in dict.fromkeys([(0.3, 1.0), *constants]):
-        depths, ratios, near = [], [], [0, 0]
-        for arm in definition("sma-tab3")["arm"]:
-            facts = deep | arm["settings"] | {"ema": ema, "tempering": tempering}
-            memory = found("diagnostics", seeds=[0], **facts)[0]["mean"]
-            depths.append(memory["depth"])
-            ratios.append(memory["memory_ratio"])
-            near[0] += abs(memory["depth"] - arm["paper"]["depth"]) < 0.02
-            near[1] += abs(memory["memory_ratio"] - arm["paper"]["memory_ratio"]) < 0.001
-        yield (
-            f"| {ema:g} | {tempering:g} | {', '.join(f'{depth:.2f}' for depth in depths)} | "
-            f"{near[0]} | {min(ratios):.4f} to {max(ratios):.4f} | {near[1]} |"
-        )
-
-
-def sma_with_its_own_constants_tuned() -> Iterator[str]:
-    """The eight triples of beta, window and interval beside DP-SGD per layer, at one rate."""
-    arm = definition("sma-tuned")["fair"]["arm"][1]
-    names, choices = list(arm["choices"]), arm["choices"].values()
-    (rate,) = arm["rates"]
-    cell = {**FAIR, "dataset": "cifar10", "target_epsilon": 3.0, "clipping": "per_layer"}
-    cell |= {"epochs": 250, "lr": rate}
-    tuning = cell | {"role": "tuning", "test_range": None}
-    plain = {"method": "dp-sgd"}
-    triples = [
-        {"method": "sma", "alpha": 0.7} | dict(zip(names, some, strict=True))
-        for some in itertools.product(*choices)
-    ]
-    tried = all(all_there([100], tuning | one) for one in triples)
-    known = [found(seeds=[100], **tuning | one)[100] for one in triples] if tried else []
-    best = triples[known.index(max(known))] if tried else {}
-    if not tried or not all(all_there(range(5), cell | one) for one in (best, plain)):
-        yield "interval are tuned in the same way ([sma-tuned]); the rows are being made."
-        return
-    ours, theirs = found(**cell | best), found(**cell | plain)
-    p = stats.ttest_1samp(differences(ours, theirs), 0).pvalue
-    said = ", ".join(f"{name} {best[name]}" for name in names)
-    yield (
-        f"interval tuned in the same way ([sma-tuned]): {WORDS[len(triples)]} triples have "
-        f"{min(known):.4f} to {max(known):.4f} on the validation images. The "
-        f"best, {said}, ends at {mean(ours):.4f} where DP-SGD per layer ends at "
-        f"{mean(theirs):.4f} ({WORDS[len(ours)]} seeds, p {p:.2f})."
-    )
-
-
-def three_estimators() -> Iterator[str]:
-    shown = {"hill": "Hill, half of the eigenvalues", "clauset": "Clauset"}
-    means = {}
-    for name in ("hill", "clauset", "weightwatcher"):
-        (row,) = (r for r in rows() if has(r, {"model": "resnet18", "estimator": name}))
-        memory = row["diagnostics"]
-        groups = zip(memory["groups"], zip(*memory["tempering"], strict=True), strict=True)
-        tempered = [group for group, lambdas in groups if max(lambdas) > 0]
-        assert (tempered == ["out"]) == (name == "hill")
-        facts = row["diagnostics"]["mean"]
-        means[name] = facts["rho"]
-        told = f"{facts['rho']:.2f} | {facts['tempering']:.3f} | {facts['depth']:.2f}"
-        yield f"| {shown.get(name, name)} | {told} | {row['final_accuracy']:.4f} |"
-    assert 2 < means.pop("hill") < 6 < min(means.values())
-    yield "With Hill's on half of the eigenvalues the stages lie within [2, 6] and only the head is"
-
-
-def sma_with_a_cnn() -> Iterator[str]:
-    cnn = {**SETS, "model": "cnn", "dataset": "cifar10", "clipping": "per_layer", "epochs": 100}
-    wide = [found(**cnn, method=m, group_noise_multiplier=1.1) for m in ("sma", "dp-sgd")]
-    fair = {**cnn, "role": "final", "target_epsilon": 3.0}
-    ours, theirs = (found(**fair, method=method) for method in ("sma", "dp-sgd"))
-    p = stats.ttest_1samp(differences(ours, theirs), 0).pvalue
-    yield (
-        f"SMA ends at {mean(wide[0]):.4f} and DP-SGD per layer at {mean(wide[1]):.4f} in the "
-        f"protocol of table 2 ({WORDS[len(wide[0])]} seeds), and at {mean(ours):.4f} and "
-        f"{mean(theirs):.4f} at epsilon 3 with tuned rates ({WORDS[len(ours)]} seeds, p {p:.2f})."
-    )
 
 
 def geodp() -> Iterator[str]:
@@ -206,6 +63,35 @@ def geodp() -> Iterator[str]:
     )
     yield "| by sigma and dimension; not by batch size or factor |"
     yield "By sigma (figure 3a) and by dimension (3d), at bounding factor 1,"
+
+
+def geodp_on_mnist() -> Iterator[str]:
+    protocol = definition("geodp-mnist")["protocol"]
+    sigma, clip = protocol["noise_multiplier"], protocol["clip"]
+    cell = {"dataset": "mnist", "lr": protocol["lr"], "clip": clip, "noise_multiplier": sigma}
+    told = {}
+    for model in ("linear", "cnn"):
+        methods = ({"method": "dp-sgd"}, {"method": "geodp", "bounding": 0.1},
+                   {"method": "geodp", "bounding": 0.01})  # fmt: skip
+        each = [found(**cell | {"model": model} | method) for method in methods]
+        assert {len(accuracy) for accuracy in each} == {3}
+        told[model] = [f"{mean(accuracy):.4f}" for accuracy in each]
+    (one, wide, narrow), (cnn, *other) = told["linear"], told["cnn"]
+    yield (
+        f"On MNIST at equal noise (sigma {sigma:g}, C {clip}, three seeds, [geodp-mnist]) a linear "
+        f"model ends at {one} with DP-SGD, at {wide} with GeoDP at bounding factor 0.1 and at "
+        f"{narrow} at 0.01; a CNN ends at {cnn}, {other[0]} and {other[1]}."
+    )
+
+
+def open_questions() -> Iterator[str]:
+    """What docs/open-questions.md says of the rows."""
+    known = [row for row in rows() if row["experiment"] == "fo-unstated"]
+    letters = ("lambda", "tau", "gamma", "kappa", "zeta")
+    (usual,) = found(seeds=[0], **FO_C10).values()
+    values = [usual, *(r["final_accuracy"] for r in known if r["label"].startswith(letters))]
+    assert len(values) == 10
+    yield f"within {max(values) - min(values):.3f} of each other in one seed"
 
 
 def the_ceiling() -> Iterator[str]:
@@ -373,13 +259,8 @@ def times() -> Iterator[str]:
 
 
 CLAIMS = (
-    table_2_of_sma,
-    table_3_of_sma,
-    table_3_of_sma_with_other_constants,
-    sma_with_its_own_constants_tuned,
-    three_estimators,
-    sma_with_a_cnn,
     geodp,
+    geodp_on_mnist,
     the_ceiling,
     scattering_on_the_same_images,
     the_anchor,

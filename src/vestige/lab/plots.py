@@ -56,7 +56,7 @@ def quiet(number: int) -> Style:
     Thin, because colours are greys too in print and to some eyes.
     """
     greys = ("#8a949f", "#b4bcc4")
-    thin = {"linewidth": 0.9, "markersize": 3.6}
+    thin = {"linewidth": 0.9, "markersize": 3.6, "zorder": 1.9}  # below the others
     return {**look(number), **thin, "color": greys[number % len(greys)]}
 
 
@@ -253,7 +253,9 @@ def _draw_line(axes: Axes, line: Line, number: int, count: int) -> None:
     # Where lines run together, their markers take turns.
     turn = (every * number // count, every)
     label = plain(line.key or line.label) or None
-    axes.plot(line.x, line.y, **line.style, label=label, markevery=turn, mec="white", mew=0.6)
+    # Dashes lie above a line that they run along: both are seen.
+    style = {"zorder": 2 if line.style["linestyle"] == "-" else 2.05, **line.style}
+    axes.plot(line.x, line.y, **style, label=label, markevery=turn, mec="white", mew=0.6)
     if line.low is not None and line.high is not None:
         color = line.style["color"]
         axes.fill_between(line.x, line.low, line.high, color=color, alpha=0.16, lw=0)

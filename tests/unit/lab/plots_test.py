@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 
 import matplotlib
 import pytest
+from matplotlib.figure import Figure
 
 from vestige.lab.plots import (
     Dot,
@@ -45,6 +46,17 @@ def test_quiet_series_are_thinner_than_the_others_so_that_grey_print_tells_them(
             look(number)["linestyle"],
             look(number)["marker"],
         )
+
+
+def test_what_runs_together_is_seen() -> None:
+    """Grey lines lie below coloured ones, whatever their turn, and dashes above full lines."""
+    dashed = next(look(n) for n in range(12) if look(n)["linestyle"] != "-")
+    drawn = [dashed, reference(), quiet(0), look(0)]
+    lines = [Line(str(number), style, [1, 2], [0, 0]) for number, style in enumerate(drawn)]
+    axes = Figure().subplots()
+    line_panel("", ("x", "y"), lines).draw(axes)
+    above = sorted(axes.lines, key=lambda line: line.zorder)
+    assert [line.get_label() for line in above] == ["2", "1", "3", "0"]
 
 
 def test_labels_are_shown_as_they_stand() -> None:
