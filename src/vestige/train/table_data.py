@@ -26,6 +26,8 @@ Table = Mapping[str, Sequence[Any]]
 
 def read_table(path: Path) -> dict[str, Sequence[Any]]:
     """The columns of a CSV or parquet file by name; ConfigError where it cannot be read."""
+    if not path.exists():
+        raise ConfigError(f"{str(path)!r} does not exist: check the path.")
     try:
         if path.suffix.lower() == ".parquet":
             return _read_parquet(path)

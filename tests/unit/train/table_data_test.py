@@ -156,6 +156,12 @@ def test_a_damaged_table_is_refused(text: str, message: str, tmp_path: Path) -> 
         table_data.read_table(tmp_path / "t.csv")
 
 
+def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    for name in ("t.csv", "t.parquet"):
+        with pytest.raises(ConfigError, match=f"{name}' does not exist: check the path"):
+            table_data.read_table(tmp_path / name)
+
+
 def test_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"a,b\n\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot be read"):
