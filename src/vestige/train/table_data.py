@@ -26,8 +26,6 @@ Table = Mapping[str, Sequence[Any]]
 
 def read_table(path: Path) -> dict[str, Sequence[Any]]:
     """The columns of a CSV or parquet file by name; ConfigError where it cannot be read."""
-    if not path.exists():
-        raise ConfigError(f"{str(path)!r} does not exist: check the path.")
     try:
         if path.suffix.lower() == ".parquet":
             return _read_parquet(path)
@@ -36,6 +34,8 @@ def read_table(path: Path) -> dict[str, Sequence[Any]]:
             delimiter = max(",;\t", key=head.count)
             names = next(csv.reader([head], delimiter=delimiter), [])
             rows = list(csv.reader(file, delimiter=delimiter))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{str(path)!r} does not exist: check the path.") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} cannot be read ({error}): give a CSV file in UTF-8.") from error
     names = [name.strip() for name in names]
