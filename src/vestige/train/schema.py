@@ -150,6 +150,11 @@ class Schema(Options):
                     f"the target {name} is a {self.columns[name].kind}, and {self.task} needs a "
                     f'{wanted}: write kind = "{wanted}".'
                 )
+        if not self.image and self.target == (FOLDER,) and len(self.columns) == 1:
+            raise ConfigError(
+                "undeclared is image: write the channels (1 or 3), height and width that images "
+                "are resized to, for example [3, 32, 32]."
+            )
         if not self.image and len(self.columns) == len(self.target):
             raise ConfigError("the schema has no column but the target: add those to learn from.")
         if self.image and (len(self.image) != 3 or self.image[0] not in (1, 3)):

@@ -39,6 +39,8 @@ def test_a_draft_of_odd_names_can_be_read() -> None:
     images = tomllib.loads(draft_images("photos", ["cats", "dogs"]))
     assert images["columns"]["folder"]["categories"] == ["cats", "dogs"]
     assert images["image"] == []
+    with pytest.raises(ConfigError, match=r"^undeclared is image: .* example \[3, 32, 32\]"):
+        restored(images)
 
 
 def test_what_people_write_is_understood() -> None:
