@@ -41,6 +41,9 @@ def write_whole(path: Path, content: bytes | str, mode: int | None = None) -> No
             partial.chmod(stat.S_IMODE(earlier))
         partial.replace(path)
         sync_folder(path.parent)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # people know no name beside it
+        raise
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)

@@ -74,8 +74,9 @@ def test_an_error_leaves_the_earlier_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(*((Path, "replace") if call == "replace" else (os, call)), full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as error:
         write_whole(path, b"new")
+    assert error.value.filename == str(path)
     assert path.read_bytes() == b"earlier"
     assert list(tmp_path.iterdir()) == [path]
 

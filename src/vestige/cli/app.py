@@ -7,7 +7,9 @@ that `--json` leaves the JSON alone on stdout.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
@@ -90,14 +92,13 @@ class Program(TyperGroup):
         except _UsageError as error:
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "vestige"
-            message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-            _fail(f"{message}; see '{command} --help'", 2)
+            _fail(f"{_usage(error)}; see '{command} --help'", 2)
         except StorageError as error:
             _fail(str(error), 1)
         except VestigeError as error:
             _fail(str(error), 2)
         except OSError as error:
-            _fail(str(error), 1)
+            _fail(_of_system(error), 2 if isinstance(error, _NOT_THERE) else 1)
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in EXTRAS:
@@ -128,6 +129,39 @@ def load(name: str) -> Any:
     loaded = typer.main.get_command(command)
     loaded.name, loaded.help = name, COMMANDS[name]
     return loaded
+
+
+# What typer calls a text that it cannot read as the type of an option.
+_EXAMPLES = {
+    "float_parsing": "no number: give one such as 3 or 0.5",
+    "int_parsing": "no whole number: give one such as 3",
+}
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with a command line, with the value that typer leaves out."""
+    message = str(error.format_message()).rstrip(".")
+    reader = getattr(error.__cause__, "errors", None)  # pydantic's, since typer 0.29
+    for found in reader()[:1] if reader else ():
+        why = _EXAMPLES.get(found["type"], str(found["msg"]).rstrip("."))
+        message = f"{message.removesuffix(str(found['msg']))}{found['input']!r} is {why}"
+    return message
+
+
+def _of_system(error: OSError) -> str:
+    """What the system has refused, with the path and what to do about it."""
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    path, why = Path(os.fsdecode(error.filename)), error.strerror
+    if isinstance(error, _NOT_THERE) and not path.parent.is_dir():
+        return f"{str(path)!r} lies in no folder that exists: make it, or name another path."
+    if isinstance(error, _NOT_THERE):
+        return f"{str(path)!r} cannot be opened ({why}): check the path."
+    return (
+        f"{str(path)!r} cannot be opened or written ({why}): make room there and give yourself "
+        "the right to it, or name another path."
+    )
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -21,6 +21,7 @@ _PAGE = """<!DOCTYPE html>
 <style>
 body {{ max-width: 46rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.5 sans-serif; }}
 table {{ border-collapse: collapse; }} td, th {{ border: 1px solid #999; padding: .2rem .6rem; }}
+thead:not(:has(th:not(:empty))) {{ display: none; }}
 </style>
 </head>
 <body>

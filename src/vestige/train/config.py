@@ -300,8 +300,8 @@ class TrainConfig(Options):
         check_one_of(self, "epsilon", "noise_multiplier", "group_noise_multiplier")
         check_one_of(self, "epochs", "steps")
         check_records(self, own=self.dataset not in DATASETS)
-        if self.train_size is not None or self.dataset_size is not None:
-            check_lot(self.chosen_lot, self.dataset_size or self.train_size or 0)
+        if self.lot is not None and (self.train_size or self.dataset_size):
+            check_lot(self.lot, self.dataset_size or self.train_size or 0)
         check_features(self)
         check_least_squares(self)
         self.schema_of_data()

@@ -7,6 +7,7 @@ that are not those of the run's statement are refused.
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
 import shutil
 import warnings
@@ -27,6 +28,8 @@ from vestige.train.saved_model import (
     sha256,
 )
 
+_ONE_ONNX_FILE = 2**31 - 2**24
+
 
 def checked(run: Path, model: str | None = None) -> tuple[TrainedModel, dict[str, Any]]:
     """The model of a run and its statement, which must belong together."""
@@ -41,12 +44,14 @@ def checked(run: Path, model: str | None = None) -> tuple[TrainedModel, dict[str
 
 def to_torch(model: TrainedModel, path: Path) -> Path:
     """A program of torch.export, which runs without Vestige and without the model's source."""
-    torch.export.save(_program(model), path)
+    buffer = io.BytesIO()
+    torch.export.save(_program(model), buffer)
+    write_whole(path, buffer.getvalue())
     return path
 
 
 def to_onnx(model: TrainedModel, path: Path) -> Path:
-    """An ONNX file."""
+    """An ONNX file; weights beyond its limit of 2 GiB lie beside it as NAME.data."""
     for package in ("onnx", "onnxscript"):
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
@@ -57,7 +62,12 @@ def to_onnx(model: TrainedModel, path: Path) -> Path:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        torch.onnx.export(_program(model), f=str(path), dynamo=True, verbose=False)
+        made: Any = torch.onnx.export(_program(model), dynamo=True, verbose=False)
+    size = sum(value.nbytes for value in model.module.state_dict().values())
+    if size < _ONE_ONNX_FILE:
+        write_whole(path, made.model_proto.SerializeToString())
+    else:
+        made.save(path, external_data=True)
     return path
 
 

@@ -59,7 +59,7 @@ def load_own(
         preprocessing={"kind": "schema", "schema": schema.as_json()},
         own=True,
         weights=weights or None,
-        ranges=tuple(schema.columns[name].range for name in schema.target)
+        ranges=tuple(schema.columns[name].bounds for name in schema.target)
         if schema.task == "regression"
         else (),
         units=None if ids is None else tuple(ids[trained]),

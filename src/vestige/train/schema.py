@@ -14,6 +14,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,34 +24,73 @@ from vestige.errors import ConfigError
 from vestige.privacy.options import OneOf, Options
 
 TASKS = ("classification", "multi-label", "regression")
-KINDS = ("number", "category")
+KINDS = ("number", "category", "date")
 UNKNOWN = ("refuse", "drop")
 TABLES = (".csv", ".tsv", ".parquet")
 FOLDER = "folder"
 """The target of an image folder: the name of the folder that an image lies in."""
 
 
+_EXAMPLES = {
+    "number": ("finite numbers", "[0, 120]"),
+    "date": ("dates", "[2015-01-01, 2024-12-31]"),
+}
+
+
+def number(value: Any) -> float | None:
+    """The number that a cell holds; None for text, an empty cell and what is not finite."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def days(value: Any) -> float | None:
+    """The days to a date, or to a date and time, from the first of the calendar; None for others.
+
+    Text is read as ISO 8601 writes it, 2015-12-31 or 2015-12-31 23:59. A time zone is passed over.
+    """
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value.strip())
+        except ValueError:
+            return None
+    if isinstance(value, datetime):
+        return (value.replace(tzinfo=None) - datetime.min) / timedelta(days=1)
+    return float(value.toordinal() - 1) if isinstance(value, date) else None
+
+
 class Column(Options):
     """What one column can hold. Raises ConfigError for a bad value.
 
-    A number is clipped to `range` and scaled to -1 ... 1; an empty cell becomes `missing`, by
-    default the middle of the range. A category that is not among `categories` is "other".
+    A number or a date is clipped to `range` and scaled to -1 ... 1; an empty cell becomes
+    `missing`, by default the middle of the range. A category that is not among `categories` is
+    "other". Dates are written as in ISO 8601.
     """
 
     kind: Annotated[str, OneOf(KINDS)]
-    range: tuple[float, ...] = ()
-    missing: float | None = None
+    range: tuple[float | str, ...] = ()
+    missing: float | str | None = None
     categories: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Column:
-        bounds, names = self.range, self.categories
-        if bounds and (
-            len(bounds) != 2 or not all(map(math.isfinite, bounds)) or bounds[0] >= bounds[1]
-        ):
+        names = self.categories
+        # Text is a date, and a number is none.
+        read = [
+            None if isinstance(value, str) != (self.kind == "date") else self.place(value)
+            for value in self.range
+        ]
+        what, example = _EXAMPLES.get(self.kind, _EXAMPLES["number"])
+        if read and (len(read) != 2 or None in read or self.bounds[0] >= self.bounds[1]):
             raise ConfigError(
-                f"range {list(bounds)} must be two finite numbers, the smaller one first: for "
-                "example [0, 120]."
+                f"range {list(self.range)} must be two {what}, the smaller one first: for example "
+                f"{example}."
+            )
+        if self.missing is not None and self.place(self.missing) is None:
+            raise ConfigError(
+                f"missing {self.missing!r} must be one of the {what} that stand in {example}."
             )
         if len(set(names)) < len(names):
             raise ConfigError(f"categories {list(names)} names one twice: name each once.")
@@ -59,7 +99,17 @@ class Column(Options):
     @property
     def declared(self) -> bool:
         """Whether a person has said what the column can hold."""
-        return bool(self.range if self.kind == "number" else self.categories)
+        return bool(self.categories if self.kind == "category" else self.range)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The declared range as numbers."""
+        low, high = (self.place(value) for value in self.range)
+        return float(low or 0), float(high or 0)
+
+    def place(self, value: Any) -> float | None:
+        """The number that a cell stands for; None for an empty cell and what is none."""
+        return days(value) if self.kind == "date" else number(value)
 
 
 class Schema(Options):
@@ -100,6 +150,11 @@ class Schema(Options):
                     f"the target {name} is a {self.columns[name].kind}, and {self.task} needs a "
                     f'{wanted}: write kind = "{wanted}".'
                 )
+        if not self.image and self.target == (FOLDER,) and len(self.columns) == 1:
+            raise ConfigError(
+                "undeclared is image: write the channels (1 or 3), height and width that images "
+                "are resized to, for example [3, 32, 32]."
+            )
         if not self.image and len(self.columns) == len(self.target):
             raise ConfigError("the schema has no column but the target: add those to learn from.")
         if self.image and (len(self.image) != 3 or self.image[0] not in (1, 3)):
@@ -136,7 +191,7 @@ class Schema(Options):
     def check_declared(self) -> None:
         """Refuse a schema that leaves to the data what a person has to say."""
         open_ones = [
-            f"{'range' if column.kind == 'number' else 'categories'} of {name}"
+            f"{'categories' if column.kind == 'category' else 'range'} of {name}"
             for name, column in self.columns.items()
             if not column.declared
         ]
@@ -177,14 +232,20 @@ def restored(saved: Mapping[str, Any]) -> Schema:
 
 def _mended(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What people write otherwise: 1 for 1.0, 1 for the category "1", a target without a list."""
-    floats = ("range", "frequencies", "missing")
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, date):  # TOML has dates, JSON has not
+            return value.isoformat()
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return float(value) if whole else value
+
     changed = dict(facts)
-    for name in floats:
+    for name in ("range", "frequencies", "missing"):
         value = changed.get(name)
         if isinstance(value, list | tuple):
-            changed[name] = tuple(float(v) if isinstance(v, int) else v for v in value)
-        elif isinstance(value, int) and not isinstance(value, bool):
-            changed[name] = float(value)
+            changed[name] = tuple(map(plain, value))
+        elif value is not None:
+            changed[name] = plain(value)
     if isinstance(changed.get("categories"), list | tuple):
         changed["categories"] = tuple(
             str(c) if isinstance(c, int) and not isinstance(c, bool) else c
@@ -231,8 +292,8 @@ HEAD = """\
 # Public schema of {name}. Everything in this file is published with the model.
 # Complete each line that says DECLARE from a codebook or from general knowledge. Do not look at the
 # records for it: the largest value in a column is somebody's, and a rare category is somebody.
-# Columns that are not to be used: delete their part. What each column holds (number or category)
-# was read off the file; check it.
+# Columns that are not to be used: delete their part. What each column holds (number, category or
+# date) was read off the file; check it.
 
 task = {task}  # {tasks}
 target = {target}
@@ -257,6 +318,11 @@ def draft(name: str, kinds: Mapping[str, str], target: Iterable[str], task: str)
         raise ConfigError(
             f"target {', '.join(missing)} is no column of {name}: it has {', '.join(kinds)}."
         )
+    if task == "classification" and len(wanted) > 1:
+        raise ConfigError(
+            f"target {', '.join(wanted)} has {len(wanted)} columns, and classification takes one: "
+            "give one, or --task multi-label (yes or no for each) or regression (numbers)."
+        )
     parts = [
         HEAD.format(
             name=name,
@@ -273,6 +339,8 @@ def draft(name: str, kinds: Mapping[str, str], target: Iterable[str], task: str)
         lines = [f"[columns.{key}]", f'kind = "{kind}"']
         if kind == "number":
             lines.append("range = []  # DECLARE smallest and largest; values beyond are clipped")
+        elif kind == "date":
+            lines.append("range = []  # DECLARE earliest and latest, such as 2015-01-01")
         else:
             other = "" if column in wanted else '; all else is "other"'
             lines.append(f"categories = []  # DECLARE every category, as text{other}")

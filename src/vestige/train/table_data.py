@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vestige.errors import ConfigError
 from vestige.sampling.units import is_missing
-from vestige.train.schema import Column, Schema
+from vestige.train.schema import Column, Schema, days, number
 
 Table = Mapping[str, Sequence[Any]]
 
@@ -34,6 +34,8 @@ def read_table(path: Path) -> dict[str, Sequence[Any]]:
             delimiter = max(",;\t", key=head.count)
             names = next(csv.reader([head], delimiter=delimiter), [])
             rows = list(csv.reader(file, delimiter=delimiter))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{str(path)!r} does not exist: check the path.") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} cannot be read ({error}): give a CSV file in UTF-8.") from error
     names = [name.strip() for name in names]
@@ -50,10 +52,10 @@ def read_table(path: Path) -> dict[str, Sequence[Any]]:
     rows = [row for row in rows if row]
     if not rows:
         raise ConfigError(f"{path} has a line of names and no record: check that it is complete.")
-    for number, row in enumerate(rows, start=2):
+    for line, row in enumerate(rows, start=2):
         if len(row) != len(names):
             raise ConfigError(
-                f"line {number} of {path} has {len(row)} cells and the first line {len(names)}: "
+                f"line {line} of {path} has {len(row)} cells and the first line {len(names)}: "
                 "mend the file."
             )
     return {name: [row[place] for row in rows] for place, name in enumerate(names)}
@@ -77,13 +79,21 @@ def _read_parquet(path: Path) -> dict[str, Sequence[Any]]:
 
 
 def kinds(table: Table) -> dict[str, str]:
-    """Which columns hold numbers and which categories, for a draft that a person checks."""
-    return {
-        name: "number"
-        if all(_number(v) is not None or is_missing(v) for v in values)
-        else "category"
-        for name, values in table.items()
-    }
+    """Which columns hold numbers, categories and dates, for a draft that a person checks."""
+    return {name: _kind(values) for name, values in table.items()}
+
+
+def _kind(values: Sequence[Any]) -> str:
+    for kind, read in (("number", number), ("date", days)):
+        if all(read(value) is not None or is_missing(value) for value in values):
+            return kind
+    return "category"
+
+
+_WRITTEN = {
+    "number": "numbers with a decimal point and without a unit",
+    "date": "dates as 2015-12-31",
+}
 
 
 def encode(schema: Schema, table: Table, training: bool = False) -> NDArray[np.float32]:
@@ -97,13 +107,13 @@ def encode(schema: Schema, table: Table, training: bool = False) -> NDArray[np.f
     for name in schema.features:
         column, values = schema.columns[name], _values(table, name)
         part = _encoded(column, values)
-        if column.kind == "number" and not dropped and np.isnan(part).any():
+        if column.kind != "category" and not dropped and np.isnan(part).any():
             more = ', or leave such records out with unknown = "drop"' if training else ""
             place = int(np.isnan(part[:, 0]).argmax())
             raise ConfigError(
-                f"the {name} of record {place + 1} is no number: write "
-                "numbers with a decimal point and without a unit, and nothing where one is "
-                f"missing; or declare {name} as a category{more}."
+                f"the {name} of record {place + 1} is no {column.kind}: write "
+                f"{_WRITTEN[column.kind]}, and nothing where one is missing; or declare {name} as "
+                f"a category{more}."
             )
         if column.kind == "category":
             _check_categories(name, column, values, part, training)
@@ -130,7 +140,7 @@ def _check_categories(
 def width(schema: Schema) -> int:
     """How many numbers `encode` makes of a record."""
     columns = [schema.columns[name] for name in schema.features]
-    return sum(1 if c.kind == "number" else len(c.categories) + 1 for c in columns)
+    return sum(len(c.categories) + 1 if c.kind == "category" else 1 for c in columns)
 
 
 def targets(schema: Schema, table: Table) -> tuple[NDArray[Any], NDArray[np.bool_]]:
@@ -142,7 +152,7 @@ def targets(schema: Schema, table: Table) -> tuple[NDArray[Any], NDArray[np.bool
     for name in schema.target:
         column, values = schema.columns[name], _values(table, name)
         if column.kind == "number":
-            scaled = [math.nan if _number(v) is None else _scaled(column, v) for v in values]
+            scaled = [math.nan if number(v) is None else _scaled(column, v) for v in values]
             numbers.append(np.array(scaled, dtype=np.float64))
         else:
             places = {category: place for place, category in enumerate(column.categories)}
@@ -152,9 +162,11 @@ def targets(schema: Schema, table: Table) -> tuple[NDArray[Any], NDArray[np.bool
     known: NDArray[np.bool_] = np.isfinite(y).all(axis=1)  # type: ignore[assignment]
     if schema.unknown == "refuse" and not known.all():
         row = int(np.flatnonzero(~known)[0])
+        remedy = "write a number" if schema.task == "regression" else "declare its category"
         raise ConfigError(
-            f"record {row + 1} has no known {' or '.join(schema.target)}: declare its category in "
-            'the schema, or leave such records out with unknown = "drop".'
+            f"record {row + 1} has no known {' or '.join(schema.target)}: {remedy} in the "
+            f"{'data' if schema.task == 'regression' else 'schema'}, or leave such records out "
+            'with unknown = "drop".'
         )
     if schema.task == "classification":
         return np.where(known, y[:, 0], 0).astype(np.int64), known
@@ -197,7 +209,7 @@ def _values(table: Table, name: str) -> Sequence[Any]:
 
 
 def _encoded(column: Column, values: Sequence[Any]) -> NDArray[np.float64]:
-    if column.kind == "number":
+    if column.kind != "category":
         scaled = np.array([_scaled(column, value) for value in values], dtype=np.float64)
         return scaled[:, None]
     places = {category: place for place, category in enumerate(column.categories)}
@@ -207,22 +219,15 @@ def _encoded(column: Column, values: Sequence[Any]) -> NDArray[np.float64]:
 
 def _scaled(column: Column, value: Any) -> float:
     """A value clipped to the declared range and scaled to -1 ... 1; NaN for other text."""
-    low, high = column.range
-    number = _number(value)
-    if number is None and not is_missing(value):
+    low, high = column.bounds
+    found = column.place(value)
+    if found is None and not is_missing(value):
         return math.nan
-    if number is None:
-        number = (low + high) / 2 if column.missing is None else column.missing
-    return 2 * (min(max(number, low), high) - low) / (high - low) - 1
-
-
-def _number(value: Any) -> float | None:
-    """The number that a cell holds; None for text, an empty cell and what is not finite."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
+    if found is None:
+        found = column.place(column.missing)
+    if found is None:
+        found = (low + high) / 2
+    return 2 * (min(max(found, low), high) - low) / (high - low) - 1
 
 
 def _text(value: Any) -> str:

@@ -118,3 +118,26 @@ def test_a_full_disk_gets_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPat
 def test_other_bad_input_gets_one_line(arguments: str, message: str, tmp_path: Path) -> None:
     check_refused(run(arguments), message)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "train --epsilon zero",
+            "'--epsilon': 'zero' is no number: give one such as 3 or 0.5",
+        ),
+        ("train --dataset-size many", "'many' is no whole number: give one such as 3; see"),
+        ("train --lot 1.5", "'--lot': '1.5' is no whole number"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(arguments: str, message: str) -> None:
+    check_refused(run(arguments), message)
+
+
+def test_what_the_system_refuses_names_the_path_and_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n1,2\n")
+    draft = ("schema", str(tmp_path / "t.csv"), "--target", "y", "--out")
+    check_refused(run(*draft, "x/y.toml"), "'x/y.toml' lies in no folder that exists: make it")
+    beneath = tmp_path / "t.csv" / "y.toml"
+    check_refused(run(*draft, str(beneath)), f"{str(beneath)!r} lies in no folder")

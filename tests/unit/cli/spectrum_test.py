@@ -300,5 +300,6 @@ def test_a_full_disk_gets_one_line_and_leaves_no_half_plot(monkeypatch: pytest.M
     monkeypatch.setattr(Path, "replace", full)
     result = run("linear")
     assert result.exit_code == 1
-    assert result.stderr == "vestige: error: [Errno 28] No space left on device\n"
+    assert result.stderr.startswith("vestige: error: '") and result.stderr.count("\n") == 1
+    assert "(No space left on device): make room" in result.stderr
     assert not list(Path().iterdir())

@@ -51,6 +51,7 @@ def test_onnx_gives_the_same_scores() -> None:
     trained()
     model, _ = checked(RUN)
     path = to_onnx(model, Path("model.onnx"))
+    assert [one.name for one in Path().glob("model.onnx*")] == ["model.onnx"]  # weights and all
     x = torch.randn(3, 8)
     session = ReferenceEvaluator(str(path))
     (found,) = session.run(None, {session.input_names[0]: x.numpy()})

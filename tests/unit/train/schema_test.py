@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ def test_a_draft_of_odd_names_can_be_read() -> None:
     images = tomllib.loads(draft_images("photos", ["cats", "dogs"]))
     assert images["columns"]["folder"]["categories"] == ["cats", "dogs"]
     assert images["image"] == []
+    with pytest.raises(ConfigError, match=r"^undeclared is image: .* example \[3, 32, 32\]"):
+        restored(images)
 
 
 def test_what_people_write_is_understood() -> None:
@@ -56,6 +59,22 @@ def test_what_people_write_is_understood() -> None:
     assert restored(found.as_json()) == found
 
 
+def test_dates_are_declared_as_toml_or_as_text_writes_them() -> None:
+    for written in ("[2015-01-01, 2024-12-31]", '["2015-01-01", "2024-12-31"]'):
+        facts = tomllib.loads(f'kind = "date"\nrange = {written}\nmissing = 2020-02-29\n')
+        found = restored({"target": "y", "columns": COLUMNS | {"d": facts}})
+        assert found.columns["d"].range == ("2015-01-01", "2024-12-31")
+        assert found.columns["d"].bounds[1] - found.columns["d"].bounds[0] == 3652
+        assert restored(json.loads(json.dumps(found.as_json()))) == found
+
+
+def test_a_draft_takes_one_target_for_classification() -> None:
+    kinds = {"a": "number", "y": "category", "z": "category"}
+    with pytest.raises(ConfigError, match=r"y, z has 2 columns.*--task multi-label"):
+        draft("t.csv", kinds, ["y", "z"], "classification")
+    assert 'target = ["y", "z"]' in draft("t.csv", kinds, ["y", "z"], "multi-label")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -70,7 +89,12 @@ def test_what_people_write_is_understood() -> None:
         ({"columns": {"y": {"kind": "category"}}}, "no column but the target"),
         ({"columns": {"y": {"kind": "category", "range": [2, 1]}}}, "column y: range"),
         ({"columns": {"y": {"kind": "category", "categories": ["a", "a"]}}}, "names one twice"),
-        ({"columns": {"y": {"kind": "date"}}}, "column y: kind 'date' is unknown"),
+        ({"columns": {"y": {"kind": "time"}}}, "column y: kind 'time' is unknown"),
+        ({"columns": {"y": {"kind": "number", "range": ["1", "2"]}}}, "two finite numbers"),
+        ({"columns": {"y": {"kind": "number", "range": [1]}}}, "two finite numbers"),
+        ({"columns": {"y": {"kind": "number", "missing": "none"}}}, "missing 'none' must be one"),
+        ({"columns": {"y": {"kind": "date", "range": [1, 2]}}}, "must be two dates"),
+        ({"columns": {"y": {"kind": "date", "range": ["2015", "x"]}}}, "must be two dates"),
         ({"columns": 3}, r"no \[columns.NAME\] tables"),
         ({"image": [5, 5]}, r"image \[5, 5\] must be channels"),
     ],

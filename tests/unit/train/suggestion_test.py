@@ -29,6 +29,12 @@ def test_a_suggestion_keeps_its_epsilon_and_its_own_rules(records: int) -> None:
     assert f"--dataset-size {records}" in found.command
 
 
+def test_too_few_records_are_refused_without_a_lot_that_nobody_chose() -> None:
+    write_table(Path("t.csv"))
+    with pytest.raises(ConfigError, match=r"^3 training records are too few to hide one among"):
+        suggest(TrainConfig(dataset="t.csv", dataset_size=3), 3.0)
+
+
 @pytest.mark.parametrize(("epsilon", "word"), [(1, "strong"), (10, "reasonable"), (300, "weak")])
 def test_what_an_epsilon_is_worth_is_said(epsilon: float, word: str) -> None:
     write_table(Path("t.csv"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,25 @@ def test_text_in_the_place_of_a_number_is_refused_or_left_out(cell: str) -> None
     assert np.isnan(x).any(axis=1).tolist() == [False, True, False]
     with pytest.raises(ConfigError, match=words):  # every record is to have a prediction
         table_data.encode(small(unknown="drop"), table)
+
+
+def test_dates_are_clipped_to_the_declared_range_and_scaled_by_it() -> None:
+    columns: dict[str, dict[str, object]] = {
+        "d": {"kind": "date", "range": ["2020-01-01", "2020-01-03"]},
+        "y": {"kind": "category", "categories": ["0", "1"]},
+    }
+    schema = restored({"target": "y", "columns": columns})
+    cells = ["2020-01-01", "2020-01-02 12:00", date(2020, 1, 3), "2031-01-01", "", None]
+    zoned = datetime(2020, 1, 2, tzinfo=UTC)
+    x = table_data.encode(schema, {"d": [*cells, zoned]})
+    assert x[:, 0].tolist() == [-1, 0.5, 1, 1, 0, 0, 0] and table_data.width(schema) == 1
+    assert table_data.kinds({"d": cells, "e": ["", "1.2.2020"]}) == {"d": "date", "e": "category"}
+    for cell in ("31.12.2020", "yesterday", 7):
+        with pytest.raises(ConfigError, match="the d of record 2 is no date: write dates as 2015"):
+            table_data.encode(schema, {"d": ["2020-01-01", cell]})
+    columns["d"]["missing"] = "2020-01-03"
+    schema = restored({"target": "y", "columns": columns})
+    assert table_data.encode(schema, {"d": [""]}).tolist() == [[1]]
 
 
 def test_categories_of_which_no_record_has_any_are_refused_in_training() -> None:
@@ -134,6 +154,12 @@ def test_a_damaged_table_is_refused(text: str, message: str, tmp_path: Path) -> 
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ConfigError, match=message):
         table_data.read_table(tmp_path / "t.csv")
+
+
+def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    for name in ("t.csv", "t.parquet"):
+        with pytest.raises(ConfigError, match=f"{name}' does not exist: check the path"):
+            table_data.read_table(tmp_path / name)
 
 
 def test_no_text_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from vestige.lab.report.checks import Checked, Finite, what_is_wrong
 from vestige.lab.spectrum_report import Layer, Request, examine
 from vestige.memory.spectrum import ESTIMATORS
 
-CONFIG, METRICS, RESULT, WEIGHTS = "config.json", "metrics.jsonl", "result.json", "model.pt"
+CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
+MODEL, WEIGHTS = "model.json", "model.pt"
 _LISTS = ("rho", "tempering", "depth", "memory_ratio", "confidence", "gate")
 
 
@@ -42,13 +43,17 @@ class _Line(Checked):
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder holds. `memory` has per-epoch means by group, as rows have them."""
+    """What a run folder holds. `memory` has per-epoch means by group, as rows have them.
+
+    `labels` are the names of classes or targets, where the folder says them.
+    """
 
     folder: Path
     config: dict[str, Any]
     result: dict[str, Any]
     lines: tuple[dict[str, Any], ...]
     memory: dict[str, Any] | None
+    labels: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -78,7 +83,8 @@ def read_run(folder: Path) -> Run:
         if written.strip()
     ]
     config = _object(folder / CONFIG, _text(folder / CONFIG), Checked)
-    return Run(folder, config, result, tuple(lines), _memory(folder / METRICS, lines))
+    memory = _memory(folder / METRICS, lines)
+    return Run(folder, config, result, tuple(lines), memory, _labels(folder / MODEL))
 
 
 def trained_layers(folder: Path, settings: Mapping[str, Any]) -> tuple[Layer, ...]:
@@ -94,6 +100,13 @@ def trained_layers(folder: Path, settings: Mapping[str, Any]) -> tuple[Layer, ..
         return examine(Request(target=str(folder / WEIGHTS), estimator=chosen)).layers
     except (ConfigError, OSError):
         return ()  # a report of the other files is better than none
+
+
+def _labels(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(map(str, json.loads(path.read_text(encoding="utf-8"))["labels"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()  # numbers are better than no report
 
 
 def _text(path: Path) -> str:

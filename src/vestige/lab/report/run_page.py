@@ -100,22 +100,29 @@ def run_page(run: Run, plots: Mapping[str, Plot], layers: Sequence[Layer]) -> st
         method_settings=[(n, wording.value(v)) for n, v in (result.get("settings") or {}).items()],
         tiles=[*measured, ("held-out loss", wording.number(result.get("loss"), ".4f"))],
         measured_on=str(result.get("measured_on") or ""),
-        matrix=_confusion(figures.get("confusion_matrix")),
+        matrix=_confusion(figures.get("confusion_matrix"), run.labels),
         statement=HTML_FILE if (run.folder / HTML_FILE).is_file() else None,
         plots=plots,
         layers=layer_table(layers, caption) if layers else None,
         files=_files(run),
         command=train_command(run),
-        made_by=f"vestige report {run.folder.absolute().parent.name}/{run.name}",
+        made_by=f"vestige report {_place(run)}",
         versions=list((result.get("versions") or {}).items()),
     )
 
 
-def _confusion(matrix: Any) -> Table | None:
+def _place(run: Run) -> str:
+    """The folder as the run was told it, with its parent at most: no more of a path is shown."""
+    alone = str(run.result.get("folder")) == run.name
+    return shlex.quote(run.name if alone else f"{run.folder.absolute().parent.name}/{run.name}")
+
+
+def _confusion(matrix: Any, labels: Sequence[str]) -> Table | None:
     """Which classes were taken for which, where there are few enough to read."""
     if not isinstance(matrix, list) or len(matrix) > 10:
         return None
-    names = [str(place) for place in range(len(matrix))]
+    known = len(labels) == len(matrix)
+    names = list(labels) if known else [str(place) for place in range(len(matrix))]
     lines = [[name, *map(str, row)] for name, row in zip(names, matrix, strict=True)]
     caption = "Held-out records by class (lines) and predicted class (columns)"
     return Table(["class", *names], lines, caption)

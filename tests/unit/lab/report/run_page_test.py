@@ -7,7 +7,10 @@ import shlex
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.support.experiments import HOSTILE
+from tests.support.own_tables import write_table
 from tests.support.pages import check_page, downloads, order
 from tests.support.program import run, run_json
 from vestige.checks import round_up
@@ -94,3 +97,17 @@ def test_a_run_with_a_hostile_dataset(folder: Path) -> None:
     report.write_run(folder)
     content = (folder / "report.html").read_text()
     assert HOSTILE in check_page(content).text and "<script" not in content
+
+
+def test_classes_have_their_names_and_the_command_is_one_that_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(Path("t.csv"))
+    few = "--epsilon 3 --lot 8 --steps 2 --accountant rdp --out first"
+    assert run(f"train --data t.csv {few}").exit_code == 0
+    reader = check_page(Path("first/report.html").read_text())
+    assert "class no yes no " in reader.text and "vestige report first" in reader.text
+    Path("first/model.json").write_text("{}")
+    report.write_run(Path("first"))
+    assert "class 0 1 0 " in check_page(Path("first/report.html").read_text()).text
