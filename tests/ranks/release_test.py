@@ -198,7 +198,8 @@ def test_a_model_that_was_put_into_it_later_is_refused_in_training(two):
 
 def test_ranks_with_records_in_another_order_are_refused(two):
     for rank in (rank["other_order"] for rank in two):
-        assert rank["error"].startswith("the ranks have different records, or the same in another")
+        for said in rank["errors"]:
+            assert said.startswith("the ranks have different records, or the same in another")
 
 
 def test_a_schedule_on_one_rank_alone_lets_nothing_out(two):

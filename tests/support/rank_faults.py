@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from tests.support.small_runs import N, closure_of, net, private, run
 from tests.support.spectra_runs import looked_at
@@ -41,12 +41,29 @@ def apart_spectra(folder):
     return refused(lambda: looked_at(net(), changes=dist.get_rank() == 1))
 
 
+class Hidden(Dataset):
+    """Records that nobody can compare without reading them."""
+
+    def __init__(self):
+        self._records = records()
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, place):
+        return self._records[place]
+
+
 def other_order(folder):
-    """Rank 1 has the records in another order."""
+    """Rank 1 has the records in another order; by themselves, or in a Subset of what hides them."""
     order = torch.arange(N).roll(dist.get_rank())
-    data = TensorDataset(*(tensor[order] for tensor in records().tensors))
+    shown = TensorDataset(*(tensor[order] for tensor in records().tensors))
+    return {"errors": [_of_records(shown), _of_records(Subset(Hidden(), order.tolist()))]}
+
+
+def _of_records(data):
     model = net()
-    return refused(
+    told = refused(
         lambda: PrivacyEngine("rdp").make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
@@ -55,6 +72,7 @@ def other_order(folder):
             max_grad_norm=1.0,
         )
     )
+    return told["error"]
 
 
 def other_noise(folder):
