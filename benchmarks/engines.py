@@ -126,7 +126,7 @@ def vestige(
 
     With `copies` of the lot as data, for methods whose groups take turns, lots vary a little. With
     `views` a lot has so many times fewer records, and as many rows. `groups` clips so many parts of
-    the model, one after the other, each for itself. `thorough`: a group of one does what several do.
+    the model, one after the other, each for itself. `thorough`: a group of one works as several do.
     """
 
     def make(workload: Workload, device: str) -> Loop:
