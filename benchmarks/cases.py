@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.engines import ENGINES, FLAT, PER_LAYER, PLAIN, TURNS, TWICE, UPDATES
-from benchmarks.workloads import CPU, Workload
+from benchmarks.engines import (
+    ENGINES,
+    FLAT,
+    GROUP,
+    PER_LAYER,
+    PLAIN,
+    THOROUGH,
+    TURNS,
+    TWICE,
+    UPDATES,
+)
+from benchmarks.workloads import CPU, CUDA, Workload
 
 BOTH = (PLAIN, "plain, compiled", PER_LAYER, FLAT, f"{PER_LAYER}, compiled", f"{FLAT}, compiled")
 RIVALS = ("opacus hooks flat", "opacus ghost")
@@ -42,17 +52,23 @@ def _rows() -> list[Case]:
 
 
 def _methods() -> list[Case]:
-    """Memory over own DP-SGD, views on the same number of rows, and a group of one process."""
+    """Memory over own DP-SGD, and views on the same number of rows."""
     resnet, gpt2 = Workload("resnet18", 512), Workload("gpt2", 32, "bf16")
     views = ("vestige flat, 1 view", "vestige flat, 16 views")
-    group = (PLAIN, FLAT, f"{FLAT}, a group of one")
     return [
         Case("resnet18 memory", resnet, MEMORY, 25),
         Case("gpt2 memory", gpt2, MEMORY, 25),
         Case("resnet18 views", resnet, (PLAIN, *views)),
-        Case("resnet18 group", resnet, group, 25),
-        Case("gpt2 group", gpt2, group, 25),
     ]
+
+
+def _group(device: str) -> list[Case]:
+    """A group of one process over none: as it is, and adding up and comparing as several do."""
+    engines = (PLAIN, FLAT, GROUP, THOROUGH)
+    if device == "cpu":
+        return _on_a_cpu(engines, {"mlp": 1000, "cnn": 60, "resnet18": 25})
+    some = [*CUDA, Workload("gpt2", 32, "bf16")]
+    return [Case(f"{w.model} group", w, engines, 50) for w in some]
 
 
 def _workloads() -> list[Case]:
@@ -104,6 +120,7 @@ def sections(device: str) -> dict[str, list[Case]]:
             "methods": _methods(),
             "workloads": _workloads(),
             "growth": _growth(),
+            "group": _group(device),
         }
     memory = (PLAIN, PER_LAYER, FLAT, "vestige fo", "vestige fo, bf16 history", "vestige sma")
     opacus = tuple(name for name in ENGINES if name.startswith("opacus"))
@@ -115,6 +132,7 @@ def sections(device: str) -> dict[str, list[Case]]:
         "updates": _on_a_cpu(updates, {"cnn": 15}),
         "twice": _on_a_cpu(twice, {"cnn": 9}),
         "bands": _on_a_cpu(bands, {"mlp": 9, "cnn": 9}),
+        "group": _group(device),
     }
 
 

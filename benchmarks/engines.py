@@ -36,6 +36,7 @@ from vestige.methods import (
 Loop = Iterator[None]
 Build = Callable[[Workload, str], Loop]
 PLAIN, FLAT, PER_LAYER = "plain", "vestige flat", "vestige per-layer"
+GROUP, THOROUGH = f"{FLAT}, a group of one", f"{FLAT}, a group of one as of several"
 
 
 @dataclass(frozen=True)
@@ -118,13 +119,14 @@ def vestige(
     method: Callable[[Workload], Method] = lambda _: DPSGD(),
     copies: int = 1,
     groups: int | None = None,
+    thorough: bool = False,
     **options: Any,
 ) -> Build:
     """Vestige; a sampling rate of 1 makes every lot the same size.
 
     With `copies` of the lot as data, for methods whose groups take turns, lots vary a little. With
     `views` a lot has so many times fewer records, and as many rows. `groups` clips so many parts of
-    the model, one after the other, each for itself.
+    the model, one after the other, each for itself. `thorough`: a group of one works as several do.
     """
 
     def make(workload: Workload, device: str) -> Loop:
@@ -132,7 +134,8 @@ def vestige(
         chosen = method(workload)
         records = workload.lot // options.get("views", 1)
         x, y = (v[:records].repeat(copies, *[1] * (v.ndim - 1)) for v in (x, y))
-        model, optimizer, loader = PrivacyEngine(accountant="rdp").make_private(
+        engine = PrivacyEngine(accountant="rdp")
+        model, optimizer, loader = engine.make_private(
             module=model,
             optimizer=chosen.make_optimizer(
                 [p for p in model.parameters() if p.requires_grad], lr=0.01
@@ -144,6 +147,7 @@ def vestige(
             method=chosen,
             **options,
         )
+        engine.ranks.thorough = thorough
 
         def batches() -> Iterator[Any]:
             while True:
@@ -163,26 +167,28 @@ def _parts(model: nn.Module, count: int) -> list[list[str]]:
 
 
 def in_a_group(build: Build) -> Build:
-    """The same in a process group of this process alone: the path of several processes."""
+    """The same in a process group of this process alone; engines without one are built before."""
 
     def make(workload: Workload, device: str) -> Loop:
-        meeting = tempfile.mkdtemp()
-        backend = "gloo" if device == "cpu" else "nccl"
-        dist.init_process_group(backend, f"file://{meeting}/meeting", rank=0, world_size=1)
-        try:
-            loop = build(workload, device)
-        except BaseException:
-            dist.destroy_process_group()
-            raise
-        return _until_closed(loop)
+        if not dist.is_initialized():
+            join("gloo" if device == "cpu" else "nccl")
+        return build(workload, device)
 
     return make
 
 
-def _until_closed(loop: Loop) -> Loop:
-    try:
-        yield from loop
-    finally:
+def join(backend: str) -> None:
+    """A group of one: torchrun's, or this process's own."""
+    if dist.is_torchelastic_launched():
+        dist.init_process_group(backend)
+    else:
+        meeting = f"file://{tempfile.mkdtemp()}/meeting"
+        dist.init_process_group(backend, meeting, rank=0, world_size=1)
+
+
+def leave() -> None:
+    """Out of the group that an engine has made, if there is one."""
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 
@@ -267,7 +273,8 @@ ENGINES: dict[str, Engine] = {
             ("vestige flat, 16 views", 16, "vestige flat, 1 view"),
         )
     },
-    f"{FLAT}, a group of one": Engine(in_a_group(vestige("flat")), FLAT),
+    GROUP: Engine(in_a_group(vestige("flat")), FLAT),
+    THOROUGH: Engine(in_a_group(vestige("flat", thorough=True)), FLAT),
     "vestige flat, no self-check": Engine(vestige("flat", self_check=False)),
     **{
         f"vestige {name}": Engine(vestige("flat", lambda _, name=name: resolve(name)), FLAT)  # type: ignore[misc]

@@ -104,7 +104,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"cpu {name}": partial(table, "cpu", name) for name in ("models", "updates", "twice")},
     **{
         f"cuda {name}": partial(table, "cuda", name)
-        for name in ("models", "rows", "methods", "workloads", "growth")
+        for name in ("models", "rows", "methods", "workloads", "growth", "group")
     },
     "cuda rows before": partial(table, "cuda", "rows", 1),
     "neighbours cpu": partial(moved, "cpu"),

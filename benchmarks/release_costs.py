@@ -80,6 +80,7 @@ def main() -> None:
     model = Workload("resnet18", 16).make(device)[0]
     collector = Collector(partition(model, "flat"), Clip((1.0,)))
     weights, ranks = list(model.parameters()), Ranks.found()
+    ranks.thorough = True
     ranks.carry(collector)
     seen = (weights, [torch.randn_like(collector.total)], 3, 4)
     for name, act in {

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.engines import PLAIN, Engine, Loop
+from benchmarks.engines import PLAIN, Engine, Loop, leave
 from benchmarks.workloads import Workload
 
 LEAST_ROUNDS = 5
@@ -124,6 +124,7 @@ class Race:
         for loop in self._loops.values():
             loop.close()  # type: ignore[attr-defined]
         self._loops.clear()
+        leave()
         torch._dynamo.reset()
         free(self._device)
 

@@ -34,6 +34,7 @@ def releases(method, in_shards=False, **options):
     """The values of every release and the weights after them; what was counted; the run's ranks."""
     given = sharded_net(device=DEVICE) if in_shards else net().to(DEVICE)
     engine, model, optimizer, loader = private(method, model=given, steps=STEPS, **options)
+    engine.ranks.thorough = True
     seen = []
     while engine.released < STEPS:
         for x, y in loader:

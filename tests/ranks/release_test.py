@@ -6,15 +6,18 @@ import functools
 import json
 import math
 import re
+import signal
 
 import pytest
 import torch
 
 from tests.support.experiments import wait_for
 from tests.support.inclusion import check_poisson
+from tests.support.rank_faults import MOMENTS
 from tests.support.rank_program import VARIANTS
 from tests.support.ranks import finish, start, together
 from vestige.methods import METHODS
+from vestige.privacy import ledger_file
 
 ALL = "methods,tiny_lots,spectra"
 REFUSED = (
@@ -198,7 +201,8 @@ def test_a_model_that_was_put_into_it_later_is_refused_in_training(two):
 
 def test_ranks_with_records_in_another_order_are_refused(two):
     for rank in (rank["other_order"] for rank in two):
-        assert rank["error"].startswith("the ranks have different records, or the same in another")
+        for said in rank["errors"]:
+            assert said.startswith("the ranks have different records, or the same in another")
 
 
 def test_a_schedule_on_one_rank_alone_lets_nothing_out(two):
@@ -307,6 +311,26 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path):
     check_told(torch.load(tmp_path / "killed.0.pt"))
     lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     assert lines
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_whichever_rank_is_killed_and_when_the_other_is_told(moment, victim, tmp_path):
+    """What was added up is on the ledger in its file, whoever is left to write it."""
+    task, other = f"killed_in_{moment}_{victim}", 1 - victim
+    ranks = start(task, 2, tmp_path)
+    finish([ranks[other]], tmp_path)
+    ranks[victim].join()
+    assert ranks[victim].exitcode == -signal.SIGKILL
+    told = torch.load(tmp_path / f"{task}.{other}.pt")
+    assert f"rank {victim} (process" in told["error"]
+    assert told["seconds"] < 30  # the group itself would wait for 300
+    complete = moment in ("update", "checkpoint")
+    assert told["released"] == 2 + complete and told["charged"] == told["released"] + 1
+    on_file = sum(event.count for event in ledger_file.read(tmp_path / "ledger.jsonl").events)
+    # Rank 0 charges a lot when it steps; one that it was killed before has added up nothing.
+    assert on_file == told["charged"] - (victim == 0 and moment != "all_reduce")
+    assert (tmp_path / "checkpoint").exists() == (complete and victim == 1)
 
 
 def test_an_exception_on_one_rank_ends_the_others(tmp_path):

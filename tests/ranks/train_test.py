@@ -1,6 +1,8 @@
 """`vestige train` and `vestige resume` under torchrun: rank 0 writes one folder.
 
-Standalone: two of them beside each other would want the same port otherwise.
+Standalone: two of them beside each other would want the same port otherwise. Where torchrun itself
+is of no matter, ranks are forked in its environment, since three starts of torch take longer than
+what they do.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from tests.support.cut_runs import STEPS, config, weights
 from tests.support.experiments import wait_for
 from tests.support.program import run_json
+from tests.support.ranks import finish, start
 from tests.support.training import press_at
 from vestige.privacy import accounting, ledger_file
 from vestige.train import training
@@ -51,6 +54,11 @@ def done(process):
     said, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     return said
+
+
+def forked(folder, words):
+    """Two ranks of `vestige WORDS`, which both end well."""
+    finish(start(f"vestige {words}", 2, folder, "torchrun_program"), folder)
 
 
 @pytest.fixture
@@ -89,7 +97,7 @@ def test_a_run_that_one_process_began_goes_on_with_two_ranks(tmp_path):
     training.train(config(tmp_path / "straight", method="fo"))
     cut = training.train(config(tmp_path / "run", method="fo"), progress=press_at(7))
     assert cut["interrupted"] and cut["steps"] == 7
-    done(vestige(tmp_path, 2, "resume", "run"))
+    forked(tmp_path, "resume run")
     expected, result = (
         json.loads((tmp_path / name / "result.json").read_text()) for name in ("straight", "run")
     )
@@ -101,10 +109,10 @@ def test_a_run_that_one_process_began_goes_on_with_two_ranks(tmp_path):
 
 def test_the_held_out_records_are_charged_once_for_all_ranks(tmp_path):
     """On a ledger that several runs share, and that every rank is given."""
-    short = ["train", "--dataset", "digits", "--model", "linear", "--steps", "2", "--lot", "64"]
-    shared = ["--ledger", "shared.jsonl", "--evaluate-epsilon", "1"]
+    short = "train --dataset digits --model linear --steps 2 --lot 64"
+    shared = "--ledger shared.jsonl --evaluate-epsilon 1"
     for number in (1, 2):
-        done(vestige(tmp_path, 2, *short, *shared, "--out", f"run{number}"))
+        forked(tmp_path, f"{short} {shared} --out run{number}")
         events = ledger_file.read(tmp_path / "shared.held-out.jsonl").events
         assert sum(event.count for event in events) == number
         told = json.loads((tmp_path / f"run{number}" / "result.json").read_text())

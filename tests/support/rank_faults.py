@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import signal
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from tests.support.small_runs import N, closure_of, net, private, run
 from tests.support.spectra_runs import looked_at
@@ -41,12 +45,29 @@ def apart_spectra(folder):
     return refused(lambda: looked_at(net(), changes=dist.get_rank() == 1))
 
 
+class Hidden(Dataset):
+    """Records that nobody can compare without reading them."""
+
+    def __init__(self):
+        self._records = records()
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, place):
+        return self._records[place]
+
+
 def other_order(folder):
-    """Rank 1 has the records in another order."""
+    """Rank 1 has the records in another order; by themselves, or in a Subset of what hides them."""
     order = torch.arange(N).roll(dist.get_rank())
-    data = TensorDataset(*(tensor[order] for tensor in records().tensors))
+    shown = TensorDataset(*(tensor[order] for tensor in records().tensors))
+    return {"errors": [_of_records(shown), _of_records(Subset(Hidden(), order.tolist()))]}
+
+
+def _of_records(data):
     model = net()
-    return refused(
+    told = refused(
         lambda: PrivacyEngine("rdp").make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
@@ -55,6 +76,7 @@ def other_order(folder):
             max_grad_norm=1.0,
         )
     )
+    return told["error"]
 
 
 def other_noise(folder):
@@ -201,6 +223,43 @@ def killed(folder):
     return _until_it_ends(folder, net(), wait)
 
 
+MOMENTS = ["forward", "backward", "all_reduce", "update", "checkpoint"]
+
+
+def _killed_in(moment, victim, folder):
+    """Rank `victim` kills itself at that moment of the third lot, or when it is saved."""
+    model = net()
+
+    def end(*_, **__):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def third():
+        if dist.get_rank() != victim:
+            return
+        if moment == "forward":
+            model[0].register_forward_hook(end)
+        elif moment == "backward":
+            model[0].register_full_backward_hook(end)
+        elif moment == "checkpoint" and victim == 0:  # when the file is written and not yet there
+            mock.patch.object(Path, "replace", end).start()
+        else:
+            places = {
+                "all_reduce": "torch.distributed.all_reduce",
+                "update": "torch.optim.sgd.sgd",  # the release is out, the weights wait
+                "checkpoint": "vestige.PrivacyEngine.save_checkpoint",
+            }
+            mock.patch(places[moment], end).start()
+
+    return _until_it_ends(folder, model, third)
+
+
+KILLED = {
+    f"killed_in_{moment}_{victim}": functools.partial(_killed_in, moment, victim)
+    for moment in MOMENTS
+    for victim in (0, 1)
+}
+
+
 def _until_it_ends(folder, model, third):
     """What the ranks that go on are told, and how long they have waited for it."""
     engine = PrivacyEngine("rdp", ledger=folder / "ledger.jsonl")
@@ -220,9 +279,11 @@ def _until_it_ends(folder, model, third):
                 third()
             began = time.time()
             optimizer.step(closure_of(model, optimizer, x, y))
+            if engine.released == 3:
+                engine.save_checkpoint(folder / "checkpoint")
     except VestigeError as error:
-        seconds = time.time() - began
-        return {"error": str(error), "charged": engine.ledger.steps, "seconds": seconds}
+        reached = {"released": engine.released, "charged": engine.ledger.steps}
+        return reached | {"error": str(error), "seconds": time.time() - began}
     return {"error": ""}
 
 

@@ -13,7 +13,8 @@ import time
 import torch
 
 PROGRAMS = ["tests.support.rank_program", "tests.support.fsdp_program"]
-LATER = ["torch._dynamo", "dp_accounting"]  # what a run imports when it needs it
+# What a run imports when it needs it.
+LATER = ["torch._dynamo", "dp_accounting", "vestige.cli.app", "sklearn.datasets"]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([*PROGRAMS, *LATER])
 LIMIT = 600  # for machines that are slow and loaded; no rank comes near it otherwise
@@ -22,7 +23,8 @@ LIMIT = 600  # for machines that are slow and loaded; no rank comes near it othe
 def start(task, world, folder, program="rank_program"):
     """The processes of a task, world 0 for one without a group."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"meeting.{world}").unlink(missing_ok=True)
+    for name in (f"meeting.{world}", "port"):
+        (folder / name).unlink(missing_ok=True)
     ranks = [
         FORKS.Process(target=_enter, args=(program, task, rank, world, folder), daemon=True)
         for rank in range(max(1, world))

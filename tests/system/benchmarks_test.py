@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from benchmarks import neighbours
+from benchmarks import group_of_one, neighbours
 from benchmarks.__main__ import main
 from benchmarks.cases import sections
 from benchmarks.engines import ENGINES, FLAT, PER_LAYER, PLAIN, Engine, plain
@@ -48,6 +48,14 @@ def test_every_engine_of_a_section_runs(name):
     assert "failed" not in rows[name], rows[name]
     assert rows[name]["milliseconds"] > 0 and rows[name]["ratio"] > 0
     assert (rows[name]["over_base"] is None) == (base is None)
+
+
+def test_a_group_of_one_releases_the_same_and_a_change_is_told(monkeypatch):
+    assert group_of_one.difference("cpu") <= 1e-12
+    monkeypatch.setattr(group_of_one, "measure", lambda words: words)
+    monkeypatch.setattr(group_of_one, "difference", lambda device: 1e-9)
+    with pytest.raises(SystemExit, match=r"changes releases by 1\.0e-09"):
+        group_of_one.main(["--device", "cpu"])
 
 
 @pytest.mark.slow

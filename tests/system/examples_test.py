@@ -65,7 +65,7 @@ def test_two_processes_under_torchrun():
 
 def test_two_processes_with_a_base_in_shards(tmp_path):
     """Forked: three more starts of torch would take longer than the training."""
-    first, second = together("fsdp_lora", 2, tmp_path, program="example_program")
+    first, second = together("fsdp_lora", 2, tmp_path, program="torchrun_program")
     check_said(first["printed"], epsilon=8)
     assert not second["printed"]
 

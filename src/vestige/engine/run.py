@@ -329,7 +329,7 @@ class Run:
 
     def _clipped_sum(self) -> ClippedSum:
         collector = self.capture.collector
-        add_up = self._add_up if self.ranks.group else None
+        add_up = None if self.ranks.alone else self._add_up
         return ClippedSum(collector.total, collector.bounds, collector.counts, add_up)
 
     def _add_up(self) -> None:

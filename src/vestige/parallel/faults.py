@@ -31,7 +31,12 @@ def gone(places: Sequence[tuple[str, int]]) -> str:
             return f"{' and '.join(dead)} has ended."
         time.sleep(0.1)  # a connection breaks before the process is gone
     others = sorted({host for host, _ in places} - {socket.gethostname()})
-    return f"a rank on {' or '.join(others) or 'this machine'} does not answer."
+    if others or not places:
+        return f"a rank on {' or '.join(others) or 'this machine'} does not answer."
+    return (
+        "every rank still runs, but they wait for different messages, or one was too late for the "
+        "timeout of the group: all must make the same calls in the same order."
+    )
 
 
 def is_alive(process: int) -> bool:

@@ -61,6 +61,7 @@ class Ranks:
                 "this process is not one of process_group: call make_private on its ranks alone."
             )
         self.world = dist.get_world_size(group) if group else 1
+        self.thorough = False  # whether a group of one adds up and compares as several do
         self._first = dist.get_global_rank(group, 0) if group else 0
         self.cpu = _on_cpu(group) if group else None
         self.fault: Callable[[], None] = lambda: None  # charges a lot at hand when a message fails
@@ -91,6 +92,11 @@ class Ranks:
         """Whether this process writes: ledger, checkpoints, progress."""
         return self.rank == 0
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to add up or to compare with: in a group of one neither."""
+        return self.group is None or (self.world == 1 and not self.thorough)
+
     def check_alone(self) -> None:
         """Refuse a run without a group while there is one of several processes."""
         grouped = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -120,7 +126,7 @@ class Ranks:
 
     def decided(self, decide: Callable[[], _T]) -> _T:
         """What rank 0 decides, on every rank; what it refuses is refused everywhere."""
-        if self.group is None:
+        if self.alone:
             return decide()
         answer: tuple[Any, VestigeError | None] = (None, None)
         mine: BaseException | None = None
@@ -142,7 +148,7 @@ class Ranks:
 
     def all_well(self, problem: Exception | None = None) -> None:
         """Raise on every rank what one of them brings."""
-        if self.group is None:
+        if self.alone:
             if problem:
                 raise problem
             return
@@ -187,7 +193,7 @@ class Ranks:
                 )
 
     def check_records(self, dataset: Any, sharded: bool) -> bool:
-        """Refuse ranks whose records do not fit; False where a data set does not show its own.
+        """Refuse ranks whose records do not fit; False where a data set does not show all its own.
 
         Record i must be the same on every rank, since each takes other places of the same lot, or,
         `sharded`, on one rank alone. Only whether they agree is told.
@@ -195,7 +201,7 @@ class Ranks:
         if self.group is None:
             return True
         every = self._each_has(order_of(dataset))
-        shown = [digest for digest in every if digest is not None]
+        shown = [digest for digest, whole in every if whole]
         if sharded and len(set(shown)) < len(shown):
             raise ConfigError(
                 "sharded=True, and two ranks have the same records: each would count twice. Give "
@@ -256,7 +262,7 @@ class Ranks:
 
         `seen` is what every rank must have alike: tensors, or a number.
         """
-        if self.group is None:
+        if self.alone:
             return
         message, groups = self._message, collector.groups.count
         assert message is not None
@@ -278,6 +284,8 @@ class Ranks:
 
     def add_number(self, exact: Tensor, seen: Sequence[Any]) -> None:
         """Add up a number of all ranks, in place; `seen` is what every rank must have alike."""
+        if self.alone:
+            return
         every = self._each_has((float(exact), tuple(seen)))
         for rank, (_, other) in enumerate(every):
             if other != every[0][1]:

@@ -36,7 +36,14 @@ def test_ranks_of_other_machines_cannot_be_looked_at(monkeypatch):
     monkeypatch.setattr(faults, "_PATIENCE", 0.2)
     here = (socket.gethostname(), os.getpid())
     assert gone([here, ("b", 1), ("a", 1)]) == "a rank on a or b does not answer."
-    assert gone([here, here]) == "a rank on this machine does not answer."
+    assert gone([]) == "a rank on this machine does not answer."  # not known yet
+
+
+def test_ranks_that_all_run_have_said_different_things(monkeypatch):
+    monkeypatch.setattr(faults, "_PATIENCE", 0.2)
+    here = (socket.gethostname(), os.getpid())
+    told = gone([here, here])
+    assert "every rank still runs" in told and "the same calls in the same order" in told
 
 
 def test_errors_of_messages_are_told_from_others():

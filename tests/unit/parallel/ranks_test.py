@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from unittest import mock
+
 import pytest
 import torch
+import torch.distributed as dist
 
+from tests.support.one_rank import one_rank
+from tests.support.small_runs import private, run
 from vestige.errors import ConfigError, PrivacyError
 from vestige.gradients.clipping import Clip
 from vestige.gradients.collector import Collector
@@ -81,6 +87,27 @@ def test_a_process_alone_in_an_allocation_is_not_taken_for_one_of_several(case, 
     assert Ranks.found().world == 1
 
 
+def released_in(folder, thorough):
+    """Releases in a group of one, and how often ranks have spoken of them."""
+    with one_rank(folder):
+        engine, *rest = private("dp-is", max_epsilon=50.0, delta=1e-3)
+        engine.ranks.thorough = thorough
+        with ExitStack() as entered:
+            mocks = [
+                entered.enter_context(mock.patch.object(dist, name, wraps=getattr(dist, name)))
+                for name in ("all_reduce", "all_gather_object", "broadcast_object_list")
+            ]
+            run(engine, *rest, 4)
+        return engine.door.last[0].clone(), [message.call_count for message in mocks]
+
+
+def test_a_group_of_one_says_nothing_about_a_release_unless_it_is_to_do_as_several_do(tmp_path):
+    """The sums of a measurement travel beside those of the four releases."""
+    (quiet, silent), (thorough, spoken) = (released_in(tmp_path, kind) for kind in (False, True))
+    assert silent == [0, 0, 0] and spoken[0] == 4 and spoken[1] > 0 and spoken[2] >= 4
+    assert torch.equal(quiet, thorough)
+
+
 def test_ranks_that_differ_are_named_with_what_differs():
     same = [1.0] * 16
     Ranks()._compare([same, same])
@@ -119,6 +146,6 @@ def test_a_message_that_fails_charges_the_lot_at_hand(name, monkeypatch):
     ranks, charged = Ranks(), []
     ranks.fault = lambda: charged.append(1)
     within = ranks.together("meet") if name == "together" else ranks.passing()
-    with pytest.raises(PrivacyError, match=r"machine does not answer. What was"), within:
+    with pytest.raises(PrivacyError, match=r"every rank still runs.* What was"), within:
         raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
     assert charged == [1]
