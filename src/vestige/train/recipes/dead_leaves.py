@@ -20,92 +20,94 @@ from torch import Tensor
 from vestige.train.recipes.public_scale import random_images
 
 _LEAVES, _TEXTURES = 40, 256
+_DRAWN = 16  # numbers of each kind, for a leaf or a view
 _LEAST, _MOST = 0.08, 0.7  # radius of a leaf, in sides of the image
 _COMMON = 0.7  # share of the variance that the colours of a leaf have in common
 
 
 def dead_leaves(count: int, side: int, seed: int, device: str = "cpu") -> Tensor:
     """(count, 3, side, side) in [0, 1]; every machine draws the same numbers for a seed."""
-    draw = _Drawing(seed, device)
     axis = (torch.arange(side, device=device) + 0.5) / side
     down, across = axis.view(1, side, 1), axis.view(1, 1, side)
     textures = _textures(side, device)
-    images = draw.colours(count).expand(-1, -1, side, side)
-    for _ in range(_LEAVES):
-        turn, place = draw.uniform(count, 1) * 2 * math.pi, draw.uniform(count, 2) * 1.2 - 0.1
+    ground, *leaves = _drawings(1 + _LEAVES, count, seed, device)
+    images = ground.colour().expand(-1, -1, side, side)
+    for leaf in leaves:
+        x = across - 1.2 * leaf.uniform() + 0.1
+        y = down - 1.2 * leaf.uniform() + 0.1
+        turn = 2 * math.pi * leaf.uniform()
+        along, aside = x * turn.cos() + y * turn.sin(), y * turn.cos() - x * turn.sin()
         # The area of leaves is shared out evenly over sizes: density radius^-3.
-        spread = draw.uniform(count, 1)
-        radius = (spread * _LEAST**-2 + (1 - spread) * _MOST**-2).rsqrt()
-        thin = 0.3 + 0.7 * draw.uniform(count, 1)
-        power = 2 ** (3 * draw.uniform(count, 1))  # from a diamond by an ellipse to a rectangle
-        x, y = across - place[:, :1, None], down - place[:, 1:, None]
-        along = x * turn.cos()[..., None] + y * turn.sin()[..., None]
-        aside = y * turn.cos()[..., None] - x * turn.sin()[..., None]
-        u, v = along / radius[..., None], aside / (radius * thin)[..., None]
-        edge = (u.abs() ** power[..., None] + v.abs() ** power[..., None] + 1e-9) ** (
-            1 / power[..., None]
-        )
-        cover = ((1 - edge) * (radius * thin)[..., None] * side + 0.5).clamp(0, 1)
-        waves = 2 ** (1 + draw.uniform(count, 1) * math.log2(side / 6))  # in a side of the image
-        phase = 2 * math.pi * (waves[..., None] * along + draw.uniform(count, 1)[..., None])
-        lines = draw.sparse(count) * phase.sin()[:, None] + draw.sparse(count) * u[:, None]
-        grain = draw.sparse(count, 1) * textures[draw.whole(count, _TEXTURES)]
-        cover = cover[:, None]
-        images = images + cover * (draw.colours(count) + lines + 4 * grain - images)
+        spread = leaf.uniform()
+        long = (spread * _LEAST**-2 + (1 - spread) * _MOST**-2).rsqrt()
+        short = long * (0.3 + 0.7 * leaf.uniform())
+        power = 2 ** (3 * leaf.uniform())  # from a diamond by an ellipse to a rectangle
+        u, v = along / long, aside / short
+        edge = (u.abs() ** power + v.abs() ** power + 1e-9) ** (1 / power)
+        cover = ((1 - edge) * short * side + 0.5).clamp(0, 1)[:, None]
+        waves = 2 ** (1 + leaf.uniform() * math.log2(side / 6))  # in a side of the image
+        stripes = (2 * math.pi * (waves * along + leaf.uniform())).sin()[:, None]
+        which = (leaf.uniform() * _TEXTURES).long().flatten()
+        surface = leaf.colour() + leaf.contrast() * stripes + leaf.contrast() * u[:, None]
+        surface = surface + 4 * leaf.contrast(1) * textures[which]
+        images = images + cover * (surface - images)
     return images.clamp(0, 1)
 
 
 def two_views(images: Tensor, side: int, seed: int) -> Tensor:
     """(2 x rows, 3, side, side): two random crops of each image, mirrored and coloured anew."""
-    draw = _Drawing(seed, str(images.device))
     both = torch.cat([images, images])
-    rows = len(both)
-    share = (0.15 + 0.85 * draw.uniform(rows, 1)).sqrt()  # of the image's side
-    stretch = 2 ** (0.4 * (2 * draw.uniform(rows, 1) - 1))
-    size = torch.cat([share * stretch, share / stretch], 1).clamp(max=1)
-    move = (2 * draw.uniform(rows, 2) - 1) * (1 - size)
-    mirror = torch.cat([2 * draw.whole(rows, 2)[:, None] - 1, torch.ones_like(share)], 1)
-    grid = torch.cat([torch.diag_embed(size * mirror), move[..., None]], 2)
-    field = F.affine_grid(grid, [rows, 3, side, side], align_corners=False)
+    (draw,) = _drawings(1, len(both), seed, str(images.device))
+    share = (0.15 + 0.85 * draw.uniform()).sqrt()  # of the image's side
+    stretch = 2 ** (0.4 * (2 * draw.uniform() - 1))
+    wide, high = (share * stretch).clamp(max=1), (share / stretch).clamp(max=1)
+    mirror, zero = 1 - 2 * (draw.uniform() > 0.5).float(), torch.zeros_like(share)
+    right, down = ((2 * draw.uniform() - 1) * (1 - size) for size in (wide, high))
+    across = torch.cat([wide * mirror, zero, right], 2)
+    grid = torch.cat([across, torch.cat([zero, high, down], 2)], 1)
+    field = F.affine_grid(grid, [len(both), 3, side, side], align_corners=False)
     seen = F.grid_sample(both, field, padding_mode="reflection", align_corners=False)
     grey = seen.mean(1, keepdim=True)
-    colour = 1.6 * draw.uniform(rows, 1, 1, 1)
-    colour = colour * (draw.uniform(rows, 1, 1, 1) > 0.2)  # some lose it altogether
-    light, contrast = draw.uniform(rows, 1, 1, 1), draw.uniform(rows, 1, 1, 1)
-    tint = 0.1 * (2 * draw.uniform(rows, 3, 1, 1) - 1)
-    seen = grey + colour * (seen - grey)
     middle = grey.mean((2, 3), keepdim=True)
-    return ((0.5 + contrast) * (seen - middle) + middle + 0.6 * light - 0.3 + tint).clamp(0, 1)
+    colour = 1.6 * draw.uniform() * (draw.uniform() > 0.2)  # some lose it altogether
+    contrast, light = 0.5 + draw.uniform(), 0.6 * draw.uniform() - 0.3
+    tint = torch.cat([0.2 * draw.uniform() - 0.1 for _ in range(3)], 1)
+    seen = grey - middle + colour[..., None] * (seen - grey)
+    return (contrast[..., None] * seen + middle + (light + tint)[..., None]).clamp(0, 1)
 
 
 class _Drawing:
-    """Random numbers of a seed, made on the CPU, so that every device has the same."""
+    """Random numbers of each image, handed out one after the other."""
 
-    def __init__(self, seed: int, device: str) -> None:
-        self._generator, self._device = torch.Generator().manual_seed(seed), device
+    def __init__(self, uniform: Tensor, normal: Tensor) -> None:
+        self._uniform, self._normal = iter(uniform), iter(normal)
 
-    def uniform(self, *shape: int) -> Tensor:
-        """Numbers from 0 to 1."""
-        return torch.rand(shape, generator=self._generator).to(self._device)
+    def uniform(self) -> Tensor:
+        """(count, 1, 1), from 0 to 1."""
+        return next(self._uniform)
 
-    def whole(self, count: int, below: int) -> Tensor:
-        """Whole numbers from 0 on."""
-        return torch.randint(below, (count,), generator=self._generator).to(self._device)
+    def normal(self, channels: int) -> Tensor:
+        """(count, channels, 1, 1)."""
+        return torch.stack([next(self._normal) for _ in range(channels)], 1)
 
-    def _normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self._generator).to(self._device)
-
-    def colours(self, count: int) -> Tensor:
+    def colour(self) -> Tensor:
         """(count, 3, 1, 1): grey more than coloured."""
-        own, grey = self._normal(count, 3), self._normal(count, 1)
-        mixed: Tensor = _COMMON**0.5 * grey + (1 - _COMMON) ** 0.5 * own
-        return (0.5 + 0.25 * mixed)[..., None, None]
+        mixed = _COMMON**0.5 * self.normal(1) + (1 - _COMMON) ** 0.5 * self.normal(3)
+        return 0.5 + 0.25 * mixed
 
-    def sparse(self, count: int, channels: int = 3) -> Tensor:
-        """(count, channels, 1, 1): small contrasts, none for half of the leaves."""
-        present = (self.uniform(count, 1) > 0.5) * self.uniform(count, 1)
-        values: Tensor = 0.3 * present * self._normal(count, channels)
-        return values[..., None, None]
+    def contrast(self, channels: int = 3) -> Tensor:
+        """(count, channels, 1, 1): small ones, none for half of the leaves."""
+        size = 0.3 * (self.uniform() > 0.5) * self.uniform()
+        return size[..., None] * self.normal(channels)
+
+
+def _drawings(times: int, count: int, seed: int, device: str) -> list[_Drawing]:
+    """Drawn on the CPU, so that every device has the same, and moved at once."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (times, _DRAWN, count, 1, 1)
+    uniform = torch.rand(shape, generator=generator).to(device)
+    normal = torch.randn(shape, generator=generator).to(device)
+    return [_Drawing(*both) for both in zip(uniform, normal, strict=True)]
 
 
 @functools.lru_cache(maxsize=2)

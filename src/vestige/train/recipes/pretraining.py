@@ -23,7 +23,7 @@ class Pretraining(Options):
     """
 
     file: File = Field(default=Path(PRIOR_FILE), description="The file of the weights.")
-    steps: Count = Field(default=20_000, description="Steps in all.")
+    steps: Count = Field(default=12_000, description="Steps in all.")
     batch: _Pairs = Field(default=512, description="Images of a step, two views of each.")
     side: _Side = Field(default=32, description="Height and width of a view.")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
