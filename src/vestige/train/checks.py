@@ -156,9 +156,10 @@ def check_data_dir(folder: Path | None) -> Path | None:
 def check_features(config: Any) -> None:
     """Frozen features, what learns on them, and where they may be kept."""
     name, model, cache = config.features, config.chosen_model, config.feature_cache
-    if config.weights is not None and name != PRIOR:
+    if config.weights is not None and name != PRIOR and (name is not None or model != "wrn"):
         raise ConfigError(
-            f"weights {str(config.weights)!r} are for the features {PRIOR}: leave them out."
+            f"weights {str(config.weights)!r} are for the features {PRIOR} and for the model wrn: "
+            "leave them out."
         )
     if name is None:
         if config.recipe == "probe" or cache is not None:

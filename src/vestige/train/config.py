@@ -111,7 +111,9 @@ class TrainConfig(Options):
         "called with the shape of an input; each record goes through it once in evaluation mode.",
     )
     weights: File | None = Field(
-        default=None, description="Weights of the features prior. Default: prior.pt in data_dir."
+        default=None,
+        description="What vestige prior has made: of the features prior (default: prior.pt in "
+        "data_dir), or to begin the model wrn with.",
     )
     feature_cache: File | None = Field(
         default=None, description="Keep the features in this private folder. Default: in memory."

@@ -358,10 +358,10 @@ class Session:
                 f"the features are those of {self.config.features}, frozen: that this module has "
                 "not learned from these records is taken on trust"
             )
-        if self.config.features == PRIOR:
+        if self.config.features == PRIOR or self.config.weights is not None:
             caveats.append(
-                "the features prior are of a file of weights: that vestige prior has made it, from "
-                "no data, is taken on trust"
+                "the model begins with a file of weights: that vestige prior has made it, from no "
+                "data, is taken on trust"
             )
         if self.config.train_loss:
             caveats.append("the training loss is outside the guarantee: do not publish it")

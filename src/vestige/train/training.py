@@ -220,11 +220,14 @@ def model_of(config: TrainConfig, dataset: Dataset, device: str) -> nn.Module:
     """The fresh model of a run, whose features were shown to be row-wise."""
     from vestige.train import models
     from vestige.train.recipes.features import check_rows
-    from vestige.train.recipes.prior import pretrained
+    from vestige.train.recipes.prior import begin_from, pretrained
 
     name, shape = config.chosen_model, dataset.input_shape
     if config.features is None:
-        return models.build(name, shape, dataset.classes, config.seed).to(device)
+        built = models.build(name, shape, dataset.classes, config.seed)
+        if config.weights is not None:
+            begin_from(built, pretrained(config.weights, None))
+        return built.to(device)
     on = models.on_features(config.features, name, shape, dataset.classes, config.seed).to(device)
     if config.features == PRIOR:
         weights = pretrained(config.weights, config.data_dir)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -80,7 +81,8 @@ class _Drawing:
     """Random numbers of each image, handed out one after the other."""
 
     def __init__(self, uniform: Tensor, normal: Tensor) -> None:
-        self._uniform, self._normal = iter(uniform), iter(normal)
+        self._uniform: Iterator[Tensor] = iter(uniform)
+        self._normal: Iterator[Tensor] = iter(normal)
 
     def uniform(self) -> Tensor:
         """(count, 1, 1), from 0 to 1."""
@@ -92,12 +94,12 @@ class _Drawing:
 
     def colour(self) -> Tensor:
         """(count, 3, 1, 1): grey more than coloured."""
-        mixed = _COMMON**0.5 * self.normal(1) + (1 - _COMMON) ** 0.5 * self.normal(3)
+        mixed: Tensor = _COMMON**0.5 * self.normal(1) + (1 - _COMMON) ** 0.5 * self.normal(3)
         return 0.5 + 0.25 * mixed
 
     def contrast(self, channels: int = 3) -> Tensor:
         """(count, channels, 1, 1): small ones, none for half of the leaves."""
-        size = 0.3 * (self.uniform() > 0.5) * self.uniform()
+        size: Tensor = 0.3 * (self.uniform() > 0.5) * self.uniform()
         return size[..., None] * self.normal(channels)
 
 

@@ -70,6 +70,19 @@ def pretrained(file: Path | None, data_dir: Path | None) -> dict[str, Tensor]:
     return weights
 
 
+def begin_from(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Give a WRN-16-4 these weights in all layers but the last, to go on learning from there."""
+    own = {name.removeprefix("trunk."): value for name, value in weights.items()}
+    try:
+        missing, _ = model.load_state_dict(own, strict=False)
+    except RuntimeError as error:
+        raise ConfigError(
+            "the weights of vestige prior are for RGB images: leave them out, or take --features "
+            "prior, which takes grey ones too."
+        ) from error
+    assert len(missing) == 2, missing  # the head
+
+
 def pretrain(settings: Pretraining, tell: Callable[[int, int], None]) -> dict[str, Any]:
     """Begin, go on, or say that nothing is left. `tell` hears the steps that are done, and all."""
     from vestige.train.training import device_of

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,10 +15,10 @@ import vestige
 from tests.support.training import press_at
 from vestige import ConfigError
 from vestige.train.config import TrainConfig
-from vestige.train.models import on_features
+from vestige.train.models import build, on_features
 from vestige.train.recipes.features import check_rows
 from vestige.train.recipes.pretraining import Pretraining
-from vestige.train.recipes.prior import Prior, pretrained
+from vestige.train.recipes.prior import Prior, begin_from, pretrained
 from vestige.train.training import resume, train
 
 STEPS = 4
@@ -54,6 +56,13 @@ def test_a_run_in_pieces_is_the_whole_run(made: Path, tmp_path: Path) -> None:
     before = settings.file.read_bytes()
     assert settings.run()["done"]  # nothing is left
     assert settings.file.read_bytes() == before
+
+
+def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
+    settings = Pretraining(file=tmp_path / "prior.pt", **TINY)
+    told = settings.run(lambda done, steps: signal.raise_signal(signal.SIGINT))
+    assert (told["step"], told["done"], told["interrupted"]) == (1, False, True)
+    assert torch.load(settings.file, weights_only=True)["step"] == 1
 
 
 def test_it_learns_to_tell_images_apart(tmp_path: Path) -> None:
@@ -105,8 +114,38 @@ def test_weights_are_found_where_data_lie(made, tmp_path, monkeypatch) -> None:
 def test_weights_are_for_the_features_prior(made: Path) -> None:
     with pytest.raises(ConfigError, match=r"weights .* are for the features prior"):
         TrainConfig(weights=made)
+    with pytest.raises(ConfigError, match=r"weights .* are for the features prior"):
+        TrainConfig(weights=made, model="wrn", features="scatter")
     with pytest.raises(ConfigError, match=r"grey or RGB"):
         on_features("prior", "linear", (2, 8, 8), 10)
+
+
+def test_a_wide_residual_network_begins_with_them(made: Path) -> None:
+    model, fresh = (build("wrn", (3, 8, 8), 10, seed=0) for _ in range(2))
+    begin_from(model, pretrained(made, None))
+    x, prior = torch.randn(3, 3, 8, 8), Prior()
+    prior.load_state_dict(pretrained(made, None))
+    assert torch.equal(model[:-3](x), prior.trunk(x))
+    assert torch.equal(model[-1].weight, fresh[-1].weight)
+    with pytest.raises(ConfigError, match="RGB"):
+        begin_from(build("wrn", (1, 8, 8), 10), pretrained(made, None))
+
+
+def test_a_run_of_the_whole_network_says_where_it_began(made: Path, tmp_path: Path) -> None:
+    images = torch.rand(12, 8, 8, 3).mul(255).byte().numpy()
+    labels = torch.arange(12).numpy() % 3
+    data = {"x_train": images, "y_train": labels, "x_test": images[:3], "y_test": labels[:3]}
+    np.savez(tmp_path / "own.npz", **data, classes=3)
+    result = train(
+        TrainConfig(
+            dataset=str(tmp_path / "own.npz"), model="wrn", weights=made, lot=4, steps=1, lr=1e-9,
+            noise_multiplier=1.0, out=tmp_path / "run", device="cpu",
+        )
+    )  # fmt: skip
+    assert any("vestige prior has made it" in caveat for caveat in result["caveats"])
+    held, weights = torch.load(tmp_path / "run/model.pt"), pretrained(made, None)
+    for name in weights:
+        assert held[name.removeprefix("trunk.")].allclose(weights[name], atol=1e-5)
 
 
 def test_the_features_of_a_row_are_its_own() -> None:
