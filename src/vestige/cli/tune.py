@@ -29,7 +29,7 @@ SHARED = (
     *"dataset target schema_file task model method settings epsilon noise_multiplier delta".split(),
     *"lot epochs steps clip clipping averaging lr seed noise_seed precision".split(),
     *"device data_dir train_size test_size dataset_size views units rows_per_unit".split(),
-    *"recipe features weights feature_cache momentum tuning evaluate_epsilon ledger".split(),
+    *"recipe features feature_cache momentum tuning evaluate_epsilon ledger".split(),
 )
 
 
