@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.program import run, run_json
 from vestige.lab import catalogue
+from vestige.train.recipes.pretraining import Pretraining
 
 QUICK = ("fo-fig8", "sma-tab3", "fo-equal", "geodp-fig4")  # each column, memory, no training
 
@@ -53,6 +54,18 @@ def test_quick(name: str, quick_results: Path) -> None:
 
 @needs_data
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in catalogue.names() if name not in QUICK])
+@pytest.mark.parametrize("name", [n for n in catalogue.names() if n not in (*QUICK, "prior")])
 def test_quick_of_the_others(name: str, quick_results: Path) -> None:
     smoke(name, quick_results)
+
+
+@needs_data
+@pytest.mark.slow
+def test_quick_of_features_that_were_learned(
+    tmp_path: Path, quick_results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = Path(os.environ["VESTIGE_DATA"]) / "cifar10.npz"
+    monkeypatch.setenv("VESTIGE_DATA", str(tmp_path))
+    (tmp_path / "cifar10.npz").symlink_to(data)
+    Pretraining(file=tmp_path / "prior.pt", steps=1, batch=2, side=8).run()
+    smoke("prior", quick_results)

@@ -39,7 +39,7 @@ STATEMENTS = {
 }
 COMMANDS = [
     [],
-    *([name] for name in "demo schema suggest train predict export budget calibrate".split()),
+    *([name] for name in "demo schema suggest prior train predict export budget calibrate".split()),
     *([name] for name in "plan spectrum methods reproduce report compare resume statement".split()),
     *([name] for name in "tune audit verify ledger".split()),
     ["ledger", "show"],

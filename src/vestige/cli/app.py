@@ -27,6 +27,7 @@ COMMANDS = {
     "schema": "Draft the public schema of your own data: what it can hold, for you to declare.",
     "suggest": "A first choice of lot, epochs, clip, rate and noise from public facts, with the "
     "reasons.",
+    "prior": "Learn features from images of a random process, for train --recipe prior: no data.",
     "train": "Train a model privately and write a run folder with the weights and the result.",
     "predict": "What the model of a run says about new records.",
     "export": "The model of a run for other programs: torch.export, ONNX, the Hugging Face hub.",

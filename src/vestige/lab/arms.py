@@ -14,7 +14,7 @@ from vestige.lab.sweeps import StudySetting, StudySettings
 PRINTED = "accuracy std low high seconds relative depth memory_ratio epsilon".split()
 RUN_KEYS = (
     *"model lr lot epochs train_range test_range noise_multiplier group_noise_multiplier".split(),
-    *"clip clipping momentum delta accountant averaging views precision epsilon".split(),
+    *"clip clipping momentum delta accountant averaging views precision features epsilon".split(),
 )
 Printed = dict[Annotated[str, one_of(PRINTED)], Number]
 

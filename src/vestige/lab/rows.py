@@ -24,7 +24,7 @@ from vestige.lab.grid import Row
 from vestige.lab.setting import config_hash
 
 ROWS, TORN, LOCK, CLAIMS = "rows.jsonl", "rows.torn.jsonl", "rows.lock", "rows.claims"
-_IMAGES = ("dataset", "train_range", "test_range", "validation_range")
+_IMAGES = ("dataset", "features", "train_range", "test_range", "validation_range")
 _NEEDED = ("hash", "config", "seconds")
 
 

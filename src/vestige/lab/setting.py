@@ -23,7 +23,7 @@ Config = dict[str, Any]
 
 # Rows leave no run folder: this one is named, because the loop's settings want one, and never made.
 _NOWHERE = Path(tempfile.gettempdir()) / "vestige-rows-leave-no-folder"
-_LATER = ("averaging", "views", "precision")
+_LATER = ("averaging", "views", "precision", "features")
 _SHARED = (
     *("dataset", "model", "method", "settings", "epsilon", "noise_multiplier", "delta", "lot"),
     *("group_noise_multiplier", "accountant", "epochs", "clip", "clipping", "lr", "seed"),
@@ -71,6 +71,7 @@ class RunSetting(RunModel):
     averaging: str | None = None
     views: int | None = None
     precision: str | None = None
+    features: str | None = None
 
     @model_validator(mode="after")
     def _check(self) -> RunSetting:

@@ -29,6 +29,7 @@ from vestige.lab.spending import epsilon_curve
 from vestige.privacy import accounting
 from vestige.privacy.ledger import Event
 from vestige.train import training
+from vestige.train.config import TrainConfig
 from vestige.train.run_folder import METRICS
 from vestige.train.training import Progress
 
@@ -253,27 +254,35 @@ def _prepared(run: RunSetting, device: str) -> tuple[Dataset, str]:
     assert held_out is not None
     tuning = run.validation_range is not None
     asked = run.dataset, tuple(run.train_range), tuple(held_out), tuning
-    if run.model.startswith("scatter"):
-        return _featured(run.model, *asked, device)
+    if run.features or run.model.startswith("scatter"):
+        return _featured(run.model, run.features, *asked, device)
     return _load(*asked)
 
 
 @functools.lru_cache(maxsize=2)  # what is tuned on, and what is reported
 def _featured(
     kind: str,
+    features: str | None,
     name: str,
     train: tuple[int, ...],
     held_out: tuple[int, ...],
     validation: bool,
     device: str,
 ) -> tuple[Dataset, str]:
-    """The data with their scattering features, which all runs in a row share."""
-    from vestige.train import models
+    """The data with their fixed features, which all runs in a row share.
+
+    Where the features were learned, the digest is that of data and features.
+    """
     from vestige.train.recipes.features import with_features
 
     data, digest = _load(name, train, held_out, validation)
     where = training.device_of(device)
-    model = models.build(kind, data.input_shape, data.classes, 0).to(where)
+    config = TrainConfig(dataset=name, model=kind, features=features)
+    model = training.model_of(config, data, where)
+    if features:
+        fixed = model.get_submodule("features")
+        weights = [value.cpu().numpy().tobytes() for value in fixed.state_dict().values()]
+        digest = hashlib.sha256(b"".join((digest.encode(), *weights))).hexdigest()[:16]
     return with_features(data, model, where, lambda _: None), digest
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import ConfigError
+from vestige.plan import parsed_averaging
 from vestige.train.schema import Schema
 
-LEAST_SQUARES = "least-squares"
-FEATURES = ("scatter",)
+LEAST_SQUARES, PRIOR = "least-squares", "prior"
+FEATURES = ("scatter", PRIOR)
 _HEADS = ("linear", "mlp", LEAST_SQUARES)
 
 
@@ -135,6 +136,13 @@ def check_device(device: str) -> str:
     return device
 
 
+def check_averaging(averaging: str | None) -> str | None:
+    """The name of an average of the weights, or none."""
+    if averaging is not None:
+        parsed_averaging(averaging)
+    return averaging
+
+
 def check_data_dir(folder: Path | None) -> Path | None:
     """A folder that can be read, or none."""
     if folder is not None and not folder.is_dir():
@@ -148,6 +156,11 @@ def check_data_dir(folder: Path | None) -> Path | None:
 def check_features(config: Any) -> None:
     """Frozen features, what learns on them, and where they may be kept."""
     name, model, cache = config.features, config.chosen_model, config.feature_cache
+    if config.weights is not None and name != PRIOR and (name is not None or model != "wrn"):
+        raise ConfigError(
+            f"weights {str(config.weights)!r} are for the features {PRIOR} and for the model wrn: "
+            "leave them out."
+        )
     if name is None:
         if config.recipe == "probe" or cache is not None:
             raise ConfigError(

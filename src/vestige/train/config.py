@@ -18,7 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from vestige import methods
 from vestige.errors import ConfigError
 from vestige.methods.catalogue import METHODS
-from vestige.plan import AVERAGES, lots_per_epoch, parsed_averaging
+from vestige.plan import AVERAGES, lots_per_epoch
 from vestige.privacy import accounting
 from vestige.privacy.options import (
     Accountant,
@@ -32,6 +32,7 @@ from vestige.privacy.options import (
 )
 from vestige.train.checks import (
     LEAST_SQUARES,
+    check_averaging,
     check_data_dir,
     check_device,
     check_features,
@@ -106,8 +107,13 @@ class TrainConfig(Options):
     )
     features: str | None = Field(
         default=None,
-        description="Learn on frozen features: scatter, or MODULE:factory of your own, called with "
-        "the shape of an input. Each record goes through its module once, in evaluation mode.",
+        description="Learn on frozen features: scatter, prior, or MODULE:factory of your own, "
+        "called with the shape of an input; each record goes through it once in evaluation mode.",
+    )
+    weights: File | None = Field(
+        default=None,
+        description="What vestige prior has made: of the features prior (default: prior.pt in "
+        "data_dir), or to begin the model wrn with.",
     )
     feature_cache: File | None = Field(
         default=None, description="Keep the features in this private folder. Default: in memory."
@@ -284,13 +290,7 @@ class TrainConfig(Options):
             )
         return model
 
-    @field_validator("averaging")
-    @classmethod
-    def _check_averaging(cls, averaging: str | None) -> str | None:
-        if averaging is not None:
-            parsed_averaging(averaging)
-        return averaging
-
+    _averaging = field_validator("averaging")(check_averaging)
     _device = field_validator("device")(check_device)
     _data_dir = field_validator("data_dir")(check_data_dir)
 

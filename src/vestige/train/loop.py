@@ -30,6 +30,7 @@ from vestige.privacy.accounting import computed_every, epsilon_on_the_way
 from vestige.privacy.ending import AS_PLANNED
 from vestige.statement import claim
 from vestige.statement.words import sentence
+from vestige.train.checks import PRIOR
 from vestige.train.config import TrainConfig
 from vestige.train.engine_options import noise_form, physical_rows, rows_at_once, unit
 from vestige.train.interrupt import Interrupt
@@ -356,6 +357,11 @@ class Session:
             caveats.append(
                 f"the features are those of {self.config.features}, frozen: that this module has "
                 "not learned from these records is taken on trust"
+            )
+        if self.config.features == PRIOR or self.config.weights is not None:
+            caveats.append(
+                "the model begins with a file of weights: that vestige prior has made it, from no "
+                "data, is taken on trust"
             )
         if self.config.train_loss:
             caveats.append("the training loss is outside the guarantee: do not publish it")

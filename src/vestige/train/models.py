@@ -26,6 +26,7 @@ from vestige.train.recipes.features import (
     scattered,
 )
 from vestige.train.recipes.least_squares import LeastSquares
+from vestige.train.recipes.prior import Prior
 from vestige.train.recipes.wide_resnet import wide_resnet
 
 
@@ -66,7 +67,7 @@ def build(
 def on_features(
     features: str, head: str, input_shape: Sequence[int], classes: int, seed: int | None = None
 ) -> OnFeatures:
-    """The model `head` on frozen features: scatter, or those of a MODULE:factory of one's own.
+    """The model `head` on frozen features: scatter, prior, or a MODULE:factory of one's own.
 
     ``factory(input_shape)`` returns a module that makes of each input a row of float32 features.
     """
@@ -76,7 +77,7 @@ def on_features(
             module = _factory(features, "features")(shape)
         else:
             _check_image(features, shape)
-            module = scattered(shape)
+            module = scattered(shape) if features == "scatter" else _prior(shape)
     return probe(module, features, shape, lambda made: build(head, made, classes, seed))
 
 
@@ -90,6 +91,13 @@ def _seeded(seed: int | None) -> Iterator[None]:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             yield
+
+
+def _prior(shape: tuple[int, ...]) -> nn.Module:
+    """The features prior, with weights that are still random."""
+    if shape[0] not in (1, 3):
+        raise ConfigError(f"the features prior are for grey or RGB images, and these are {shape}.")
+    return Prior()
 
 
 def is_factory(name: str) -> bool:

@@ -31,7 +31,7 @@ from vestige.train.interrupt import Interrupt
 from vestige.train.loop import Progress, Session, versions
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 LEDGER, CHECKPOINT = "ledger.jsonl", "checkpoint.pt"
 METRICS, CONFIG, RESULT = "metrics.jsonl", "config.json", "result.json"
@@ -169,13 +169,28 @@ class RunWriter:
     def restore(self, ledger: Path, checkpoint: Path) -> None:
         """Take up the run where its last checkpoint was made."""
         self._engine.keep_ledger(ledger, create=False)
+        frozen = self._frozen()
         try:
             saved = self._engine.load_checkpoint(checkpoint)
+            if any(not value.equal(frozen[name]) for name, value in self._frozen().items()):
+                raise ConfigError(
+                    f"the features {self._session.config.features!r} have other weights than when "
+                    "the run began: give it those, or start another."
+                )
         except BaseException:
             self._engine.close()
             raise
         self._session.lines, self._session.noted = saved["lines"], saved["noted"]
         self._resumed = True
+
+    def _frozen(self) -> dict[str, Tensor]:
+        """Copies of the weights of fixed features: the model has them, and the records were seen
+        by those at hand."""
+        from vestige.train.recipes.features import OnFeatures
+
+        model = self._session.model
+        held = model.features.state_dict() if isinstance(model, OnFeatures) else {}
+        return {name: value.clone() for name, value in held.items()}
 
     def run(self, tell: Callable[[Progress], None]) -> dict[str, Any]:
         """Train to the end or to the first Ctrl-C, write every file and return the result."""

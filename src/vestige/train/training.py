@@ -21,7 +21,7 @@ from vestige.errors import ConfigError
 from vestige.privacy import accounting, ledger_file
 from vestige.privacy.ledger import Event
 from vestige.train import ranks
-from vestige.train.checks import LEAST_SQUARES, check_lot, check_restarts, is_taken_up
+from vestige.train.checks import LEAST_SQUARES, PRIOR, check_lot, check_restarts, is_taken_up
 from vestige.train.config import DEFAULT_NOISE, TrainConfig
 from vestige.train.loop import HELD_OUT, Prepared, Progress, Session, versions
 from vestige.train.run_folder import CHECKPOINT, ExistingFolder, RunWriter, run_ledger
@@ -187,7 +187,7 @@ def prepare(
     records = config.dataset_size or dataset.protected
     config = _whole(config, records)
     check_lot(config.chosen_lot, records)
-    model = _model_of(config, dataset, device)
+    model = model_of(config, dataset, device)
     method = methods.resolve(config.method, config.settings)
     if known is None:
         # Found here rather than in the engine, before seconds go into the calibration.
@@ -224,15 +224,22 @@ def _whole(config: TrainConfig, records: int) -> TrainConfig:
     return config.changed(lot=records, steps=1, lr=1.0)
 
 
-def _model_of(config: TrainConfig, dataset: Dataset, device: str) -> nn.Module:
+def model_of(config: TrainConfig, dataset: Dataset, device: str) -> nn.Module:
     """The fresh model of a run, whose features were shown to be row-wise."""
     from vestige.train import models
     from vestige.train.recipes.features import check_rows
+    from vestige.train.recipes.prior import begin_from, pretrained
 
     name, shape = config.chosen_model, dataset.input_shape
     if config.features is None:
-        return models.build(name, shape, dataset.classes, config.seed).to(device)
+        built = models.build(name, shape, dataset.classes, config.seed)
+        if config.weights is not None:
+            begin_from(built, pretrained(config.weights, None))
+        return built.to(device)
     on = models.on_features(config.features, name, shape, dataset.classes, config.seed).to(device)
+    if config.features == PRIOR:
+        weights = pretrained(config.weights, config.data_dir)
+        on.get_submodule("features.0").load_state_dict(weights)
     if config.code is not None:
         check_rows(on, config.code, shape)
     return on

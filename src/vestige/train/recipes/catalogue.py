@@ -36,6 +36,11 @@ RECIPES: Mapping[str, Recipe] = {
         "a linear model on frozen features that you name with --features",
         {"model": "linear", "lot": 1024, "epochs": 40, "lr": 0.5, "momentum": 0.9},
     ),
+    "prior": Recipe(
+        "a linear model on features that vestige prior has learned from images of a random process",
+        {"features": "prior", "model": "linear", "lot": 8192, "epochs": 60, "lr": 0.5}
+        | {"momentum": 0.9},
+    ),
     "least-squares": Recipe(
         "one release of second moments, solved in closed form, of inputs or of --features",
         {"model": "least-squares"},

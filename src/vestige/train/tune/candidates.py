@@ -24,6 +24,7 @@ _LEFT_OUT = {
     "checkpoint_every": "a search leaves nothing to resume from",
     "compile": "the caches of a compiler tell what was compiled",
     "features": "trials learn on the inputs",
+    "weights": "every trial begins anew",
 }
 
 

@@ -55,6 +55,7 @@ def test_a_list_in_a_file(tmp_path: Path) -> None:
         ([{"lr": 0.1}, {"lr": 1.0}], {"train_loss": True}, "train_loss True does not go"),
         ([{"lr": 0.1}, {"lr": 1.0}], {"compile": True}, "compile True does not go"),
         ([{"lr": 0.1}, {"lr": 1.0}], {"features": "scatter"}, "features scatter does not go"),
+        ([{"lr": 0.1}, {"lr": 1.0}], {"model": "wrn", "weights": "a.pt"}, "weights a.pt does not"),
         ([{"lr": 0.1}, {"model": "least-squares"}], {}, "has nothing to search"),
     ],
 )
