@@ -191,9 +191,10 @@ class Run:
         if self.capture.batch is not None:
             raise PrivacyError(
                 "the loader was asked for another batch before optimizer.step() was called for "
-                "the last one: every drawn lot must be released. Step on every batch, read other "
-                "loops from DataLoader(loader.dataset, BATCH_SIZE, collate_fn=loader.collate_fn), "
-                "or call engine.abandon_lot()."
+                "the last one: every drawn lot must be released. Step on every batch (to add "
+                "gradients up, make the lots larger, and give max_physical_batch_size= for the "
+                "memory), read other loops from DataLoader(loader.dataset, BATCH_SIZE, "
+                "collate_fn=loader.collate_fn), or call engine.abandon_lot()."
             )
         if self.phase is Phase.LOT and self.position.lot != batch.lot:
             raise PrivacyError(

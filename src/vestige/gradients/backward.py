@@ -92,6 +92,21 @@ class Forward:
     versions: list[tuple[Tensor, int]] = field(default_factory=list)
 
 
+def _not_of_the_batch(forward: Forward | None, batch: Batch | None) -> PrivacyError:
+    counts = ""
+    if forward is not None and batch is not None and forward.rows != batch.rows:
+        counts = f" (the model was given {forward.rows} rows, and the batch has {batch.rows})"
+    return PrivacyError(
+        f"backward on a batch that is not the one the private loader handed out last{counts}: "
+        "iterate over the loader that make_private returned, pass each of its batches whole "
+        "through the model (max_physical_batch_size= makes pieces of a lot, views= and augment= "
+        "make views of its records), and evaluate other data under torch.no_grad(). Where another "
+        "model learns from this one (a GAN's generator), let it learn from a copy, at a public "
+        "size: copy.deepcopy(model)(generator(torch.randn(BATCH_SIZE, ...))). Where gradients of "
+        "inputs alone are wanted, freeze this one meanwhile: model.requires_grad_(False)."
+    )
+
+
 class BackwardPass:
     """Takes output gradients of the batch at hand to `collector`."""
 
@@ -251,20 +266,15 @@ class BackwardPass:
     def _arrive(self, forward: Forward | None, uses: Callable[[float], Uses]) -> None:
         batch = forward.batch if forward else None
         if forward is None or batch is None or batch is not self.batch:
-            raise PrivacyError(
-                "backward on a batch that is not the one the private loader handed out last: "
-                "iterate over the loader that make_private returned, pass each of its batches "
-                "whole through the model, and evaluate other data under torch.no_grad(). Where "
-                "another model learns from this one (a GAN's generator), let it learn from a copy, "
-                "at a public size: copy.deepcopy(model)(generator(torch.randn(BATCH_SIZE, ...))); "
-                "or freeze this one for that step, by model.requires_grad_(False)."
-            )
+            raise _not_of_the_batch(forward, self.batch)
         task = torch._C._current_graph_task_id()
         if batch.done or (batch.backward is not None and batch.backward != task):
             raise PrivacyError(
                 "a second backward on the same batch: its examples would count twice, up to 2C. "
-                "Add the losses up and call backward once for every batch. (After a backward that "
-                "failed, engine.abandon_lot() gives the lot up.)"
+                "Add the losses up and call backward once for every batch. Where gradients of "
+                "inputs alone are wanted (adversarial examples), freeze the model while they are "
+                "taken: model.requires_grad_(False). (After a backward that failed, "
+                "engine.abandon_lot() gives the lot up.)"
             )
         if batch.backward is None:
             batch.backward = task

@@ -120,8 +120,8 @@ class Capture(Lowest, BackwardPass):
     def start(self, batch: Batch) -> None:
         """The loader hands out `batch`."""
         self.stop_watching()
-        batch.record = ForwardRecord()
-        self.batch = batch
+        self._calling.put_on(self.module)  # which compile() may have taken out
+        self.batch, batch.record = batch, ForwardRecord()
         self.forget()
 
     def runs_row_by_row(self) -> bool:

@@ -6,11 +6,11 @@ None of them follows a model that is copied by `copy.deepcopy` or saved by `torc
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.overrides import TorchFunctionMode
 
 from vestige.errors import PrivacyError, UnsupportedModel
@@ -99,25 +99,23 @@ class Interruptible:
     """How the root is called: Ctrl-C runs none of torch's hooks, so the forward is left here.
 
     torch keeps this attribute out of copies and pickles. What `module.compile()` put there is put
-    aside; a wrapper of torch.compile that still calls the model runs it as it is.
+    aside; a wrapper of torch.compile that calls the model runs it as it is, unseen by Dynamo.
     """
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
-        self._put: Any = None
         self._before: Any = None
 
     def put_on(self, module: nn.Module) -> None:
         """Have the module called by this."""
         before = module._compiled_call_impl
         if not isinstance(before, Interruptible):
-            plain = self._capture.compiled is nullcontext
-            self._before, self._put = before, self if plain else torch.compiler.disable(self)
-            module._compiled_call_impl = self._put
+            self._before = before
+            module._compiled_call_impl = self
 
     def take_off(self, module: nn.Module) -> None:
         """Have it called as before."""
-        if self._put is not None and module._compiled_call_impl is self._put:
+        if module._compiled_call_impl is self:
             module._compiled_call_impl = self._before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -132,6 +130,13 @@ class Interruptible:
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
+
+
+# Dynamo leaves a call to itself, as by torch.compiler.disable, which would load it for seconds.
+Interruptible.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+set_code_exec_strategy(
+    Interruptible.__call__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+)
 
 
 class Follows(TorchFunctionMode):

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -42,10 +42,11 @@ from vestige.gradients.nodes import (
     below,
     children,
     dims,
+    factor,
+    factors_below,
     input_sizes,
     is_leaf,
     is_multiple,
-    is_number,
     linear_below,
     multiply,
     name_of,
@@ -226,24 +227,24 @@ class LossGraph:
         if self._rows_are_gone(node) or not (self._has_rows(sizes) or self._reads_rows(node)):
             return way
         self._check_count(name, math.prod(sizes))
-        self._check_reduction(name, name == "Mean", way)
+        inside = self._is_inside(node)
+        below = factors_below(node, lambda n: not inside and self._is_inside(n))
+        numbers = (*way.numbers, *below)
+        self._check_reduction(name, name == "Mean", replace(way, numbers=numbers))
         return _Way(Place.LINEAR, averaged=name == "Mean" or way.averaged)
 
     def _scaled(self, node: Any, name: str, way: _Way) -> _Way:
         """A product with a constant, or a quotient by one."""
+        value = factor(node)
+        if value is not None:
+            return _Way(way.place, (*way.numbers, value), way.averaged, way.whole)
         edges = [bool(child) for child, _ in node.next_functions]
-        other: Any = node._saved_other if edges[0] else node._saved_self
         if (all(edges) and len(edges) > 1) or (name == "Div" and not edges[0]):
             return self._nonlinear(node, name, way)
-        if isinstance(other, Tensor):
-            if other.numel() != 1 and way.place is Place.LINEAR:
-                return way  # a mask, or weights of positions
-            if not is_number(other):
-                return self._counted(node, name, other, way)
-        value = abs(float(other))
-        if name == "Div":
-            value = 1 / value if value else math.inf
-        return _Way(way.place, (*way.numbers, value), way.averaged, way.whole)
+        other = node._saved_other if edges[0] else node._saved_self
+        if other.numel() != 1 and way.place is Place.LINEAR:
+            return way  # a mask, or weights of positions
+        return self._counted(node, name, other, way)
 
     def _counted(self, node: Any, name: str, other: Tensor, way: _Way) -> _Way:
         """What is divided by a tensor without rows: a count from the batch, for all we know."""
@@ -274,7 +275,8 @@ class LossGraph:
             raise PrivacyError(
                 f"the loss reduces ({name}) {count} values, which is no multiple of the "
                 f"{self.rows} rows of the batch: positions were picked by their content, and their "
-                f"number couples the rows. {_ROW_FORM}"
+                f"number couples the rows. Multiply by the mask instead of indexing with it. "
+                f"{_ROW_FORM}"
             )
 
     def _check_reduction(self, name: str, averages: bool, way: _Way) -> None:
@@ -304,7 +306,8 @@ class LossGraph:
         if picked and self.rows > 1 and not self._of_one_row(node):
             raise PrivacyError(
                 "the loss is a mean over positions that were picked by their content (a mask as an "
-                f"index), whose number couples the rows of the batch. {_ROW_FORM}"
+                "index), whose number couples the rows of the batch. Multiply by the mask instead "
+                f"of indexing with it. {_ROW_FORM}"
             )
 
     def _check_meeting(self, node: Any, name: str) -> None:

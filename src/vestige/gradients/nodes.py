@@ -138,6 +138,29 @@ def linear_below(node: Any) -> Iterator[Any]:
     return below(children(node), lambda n: name_of(n) in KEEPS or name_of(n) in ("Mul", "Div"))
 
 
+def factor(node: Any) -> float | None:
+    """The number that a product or a quotient multiplies by; None where it is no constant."""
+    name, edges = name_of(node), [bool(child) for child, _ in node.next_functions]
+    both = len(edges) > 1 and all(edges)
+    if name not in ("Mul", "Div") or both or (name == "Div" and not edges[0]):
+        return None
+    other = node._saved_other if edges[0] else node._saved_self
+    if isinstance(other, Tensor) and not is_number(other):
+        return None
+    value = abs(float(other))
+    return value if name == "Mul" else 1 / value if value else math.inf
+
+
+def factors_below(node: Any, stop: Callable[[Any], bool]) -> Iterator[float]:
+    """The constants that all a node is given was multiplied by, until there is more to it."""
+    while len(only := children(node)) == 1 and not stop(node := only[0]):
+        number = factor(node)
+        if number is not None:
+            yield number
+        elif name_of(node) not in ("Neg", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone"):
+            return
+
+
 def row_axis(sizes: Sequence[int], axis: int) -> int:
     """Where a tensor of these sizes has the rows, if it has them: two axes may be rows and one."""
     return axis if len(sizes) > axis + 1 else 0

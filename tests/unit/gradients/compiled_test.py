@@ -445,6 +445,27 @@ def test_a_model_that_the_user_compiled():
     assert inner._compiled_call_impl is called
 
 
+WRAPPERS = {
+    "the model": lambda m: torch.compile(m, backend="eager"),
+    "in place": lambda m: m.compile(backend="eager") or m,
+    "a function": lambda m: torch.compile(lambda x: m(x * 1), backend="eager"),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_that_comes_after_make_private_runs_the_model_as_it_is(name):
+    def step(wrap):
+        torch.manual_seed(0)
+        _, model, optimizer, loader = private(mlp(), X, torch.zeros(N).long())
+        called = wrap(model)
+        x, y = next(iter(loader))
+        F.cross_entropy(called(x), y).backward()
+        optimizer.step()
+        return [p.grad for p in model.parameters()]
+
+    torch.testing.assert_close(step(WRAPPERS[name]), step(lambda m: m))
+
+
 def test_a_copy_of_the_model_is_a_plain_one():
     _engine, model, optimizer, loader = private(mlp(), X, torch.zeros(N).long(), compile=True)
     for x, y in loader:

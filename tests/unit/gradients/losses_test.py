@@ -121,6 +121,10 @@ ACCEPTED = {
     ),
     "by hand": lambda m, x, y: by_position(m(x), y).sum() / len(x),
     "by hand, two divisors": lambda m, x, y: 0.5 * by_position(m(x), y).sum() / len(x) / LENGTH,
+    "divided first": lambda m, x, y: (by_position(m(x), y) / y.numel()).sum(),
+    "divided first, by steps": lambda m, x, y: (
+        -by_position(m(x), y).mean(1) / -len(x) * 0.5
+    ).sum(),
     "over rows first": lambda m, x, y: by_position(m(x), y).mean(0).sum(),
     "accumulated": lambda m, x, y: F.cross_entropy(first(m, x), y[:, 0]) / 4,
     "row means": lambda m, x, y: (
@@ -180,6 +184,7 @@ MEETING = {
     "divides by a tensor of shape": lambda s, y: flat(s, y) / (y != -100).sum(),
     "sum .Sum. that is not divided": lambda s, y: by_position(s, y).sum(),
     "not divided by the 16 rows": lambda s, y: by_position(s, y).sum() / 27,
+    "is not divided by the 16 rows": lambda s, y: (by_position(s, y) / 27).sum(),
     "NllLoss. that is not divided": lambda s, y: flat(s, y, reduction="sum") / 37.0,
     "applies Pow to": lambda s, y: (
         sum(flat(s[i : i + 1], y[i : i + 1]) for i in range(16)) / 16
