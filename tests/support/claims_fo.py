@@ -283,12 +283,12 @@ def all_methods_of_figure_7() -> str:
         max(facts, key=lambda one: mean(found(seeds=range(3), **one | cell)))["method"]
         for cell in cells
     ]
-    counts = "; ".join(f"{CALLED[name]}: {best.count(name)}" for name in sorted(set(best)))
+    counts = [f"{CALLED[name]} in {best.count(name)}" for name in sorted(set(best))]
     ours = WORDS[best.count("fo")]
     return (
         f"Among all {WORDS[len(facts)]} methods, at equal noise and not at equal epsilon, FO is "
-        f"the most accurate in {ours} of {WORDS[len(cells)]} cells (means of three seeds, "
-        f"{counts})."
+        f"the most accurate in {ours} of {WORDS[len(cells)]} cells (means of three seeds). The "
+        f"most accurate is {', '.join(counts)}."
     )
 
 

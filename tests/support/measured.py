@@ -33,7 +33,7 @@ ADAM |= {"clip": 1.0}  # of the FO paper's protocol
 FLAT = ("dp-is", "dp-sam", "dp-sat")  # its other baselines, at DP-SGD's rate
 CALLED = {"fo": "FO", "dp-sgd": "DP-SGD", "dp-adam": "DP-Adam", "dp-adamw": "DP-AdamW"}
 CALLED |= {"dp-is": "DP-IS", "dp-sam": "DP-SAM", "dp-sat": "DP-SAT"}
-CALLED |= {"dp-adam-ac": "DP-Adam-AC, not private"}
+CALLED |= {"dp-adam-ac": "DP-Adam-AC (not private)"}
 OWN: dict[str, dict[str, Any]] = {  # the settings that the papers' tables have
     "fo": {"method": "fo", "beta": 0.9, "alpha": 0.8, "window": 8},
     "sma": {"method": "sma", "beta": 0.95, "alpha": 0.7, "window": 4, "interval": [2.0, 6.0]},
