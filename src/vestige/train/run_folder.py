@@ -172,7 +172,8 @@ class RunWriter:
         frozen = self._frozen()
         try:
             saved = self._engine.load_checkpoint(checkpoint)
-            if any(not value.equal(frozen[name]) for name, value in self._frozen().items()):
+            now = self._frozen().items()
+            if not all(frozen[name].allclose(value, 0, 0, equal_nan=True) for name, value in now):
                 raise ConfigError(
                     f"the features {self._session.config.features!r} have other weights than when "
                     "the run began: give it those, or start another."
