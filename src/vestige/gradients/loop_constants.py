@@ -267,6 +267,20 @@ class LoopConstants:
             elif label.count == 1:
                 raise PrivacyError(_OTHER_ORDER)
 
+    def unknown(self, given: Iterable[Tensor]) -> bool:
+        """Whether numbers that may be made of the batch come by a way that was not followed.
+
+        Whole numbers are left out: they are mostly words of texts, which are no tensors before.
+        """
+        return self.alive and any(
+            t.is_floating_point()
+            and t.ndim > self._axis
+            and t.shape[self._axis] == self._rows
+            and self.label(t) is None
+            for t in given
+            if self.follows
+        )
+
     def _complete(self, label: Rows) -> bool:
         """Whether each row is there once."""
         order = label.order

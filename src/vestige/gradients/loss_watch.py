@@ -36,6 +36,10 @@ from vestige.gradients.rows import Label
 from vestige.sampling.loader import Batch
 
 UNSEEN = "the loss could not be read: that no examples meet in it is unchecked"
+UNFOLLOWED = (
+    "what the loop makes of the inputs before the model could not be followed (numpy, torch.vmap, "
+    "scripted functions, other libraries): that no examples meet there is unchecked"
+)
 PADDED = (
     "the rows of different lots had different shapes, which other records decide where rows are "
     "padded to the longest: unless the model ignores padding, epsilon does not hold (pad to a "
@@ -77,12 +81,13 @@ class LossWatch(TorchFunctionMode):
         self._shapes: list[Any] = []  # of the first lot's rows, call by call
         self._calls = 0
         self._read = False
-        self.unread = self.padded = False
+        self.unread = self.unfollowed = self.padded = False
 
     @property
     def caveats(self) -> list[str]:
         """What the reader of epsilon must know about losses and shapes."""
-        return [UNSEEN] * self.unread + [PADDED] * self.padded
+        inputs = [UNFOLLOWED] * self.unfollowed
+        return [UNSEEN] * self.unread + inputs + [PADDED] * self.padded
 
     def attach(self) -> list[Any]:
         """Put hooks on the root module, around those of the capture."""
@@ -144,7 +149,9 @@ class LossWatch(TorchFunctionMode):
             under_way.of_batch = True
             if not batch.empty:
                 self._note_shapes((args, kwargs))
-                self._constants.check_inputs(tensors_in((args, kwargs)))
+                inputs = list(tensors_in((args, kwargs)))
+                self._constants.check_inputs(inputs)
+                self.unfollowed = self.unfollowed or self._constants.unknown(inputs)
                 self._constants.give(tensors_in((args, kwargs)))
 
     @property

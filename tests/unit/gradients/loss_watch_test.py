@@ -83,6 +83,43 @@ def test_a_loss_that_cannot_be_read_is_a_caveat():
         assert any("could not be read" in caveat for caveat in stated["caveats"])
 
 
+def test_inputs_that_could_not_be_followed_are_a_caveat():
+    """Rows that meet where no function mode sees it: nobody knows, and the statement says so."""
+
+    def caveats(preprocess):
+        model = nn.Linear(3, 2)
+        engine = PrivacyEngine(accountant="rdp")
+        x, y = torch.rand(ROWS, 3), torch.arange(ROWS) % 2
+        model, optimizer, loader = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=ROWS),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            sample_rate=1.0,
+        )
+        for x, y in loader:
+            F.cross_entropy(model(preprocess(x)), y).backward()
+            optimizer.step()
+        return [c for c in engine.caveats() if "could not be followed" in c]
+
+    def standardised(column):
+        return column - column.mean()
+
+    for hidden in (
+        lambda x: torch.vmap(standardised, 1, 1)(x),
+        lambda x: torch.from_numpy(x.numpy() - x.numpy().mean(0)),
+        torch.jit.script(centred),
+    ):
+        assert len(caveats(hidden)) == 1
+    for seen in (lambda x: x, lambda x: (x * 2).flip(1).clamp(0, 1), lambda x: x + torch.randn(3)):
+        assert caveats(seen) == []
+
+
+def centred(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(0)
+
+
 def test_blocks_of_the_loop_close_as_if_nobody_watched():
     """A mode around the model alone; torch.device, which takes away whatever is on top; and a
     device context that was entered as a default device is, which insists on the bottom."""
