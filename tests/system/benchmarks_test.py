@@ -177,7 +177,7 @@ def test_when_the_time_is_over_the_engines_that_run_are_measured():
 def test_an_unknown_name_is_refused_with_what_there_is(capsys):
     with pytest.raises(SystemExit):
         main(["--section", "row"])
-    assert "there are bands, models, twice, updates" in capsys.readouterr().err
+    assert "there are bands, group, models, twice, updates" in capsys.readouterr().err
 
 
 def test_results_belong_to_the_code_that_was_measured(monkeypatch):

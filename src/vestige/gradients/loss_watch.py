@@ -29,7 +29,7 @@ from vestige.gradients.hidden_writes import HiddenWrites
 from vestige.gradients.hooks import Hook
 from vestige.gradients.loop_constants import LoopConstants
 from vestige.gradients.losses import LossGraph
-from vestige.gradients.modes import put, refuse_unseen_code, taken
+from vestige.gradients.modes import collecting, put, refuse_unseen_code, taken
 from vestige.gradients.nodes import below
 from vestige.gradients.refs import tensors_in
 from vestige.gradients.rows import Label
@@ -241,14 +241,18 @@ class LossWatch(TorchFunctionMode):
 
     def _made_of_outputs(self, tensor: Tensor) -> bool:
         """Whether a tensor is what the model gave for the batch, or was made of it."""
-        if self._graph is None or tensor.grad_fn is None:
+        try:
+            made_by = tensor.grad_fn
+        except RuntimeError:  # one of several views that was written to: it had a history
+            return True
+        if self._graph is None or made_by is None:
             return False
 
         def inside(node: Any) -> bool:
             number = node._sequence_nr()
             return any(first <= number < last for first, last in self._inside)
 
-        return any(map(inside, below([tensor.grad_fn], lambda node: not inside(node))))
+        return any(map(inside, below([made_by], lambda node: not inside(node))))
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Read the losses that a backward pass is about to start from."""
@@ -293,9 +297,13 @@ class _Life:
 
 
 def _ended(watch: weakref.ref[LossWatch], _: Any) -> None:
-    """The loop has let go of a tensor of the batch: has it broken off?"""
+    """The loop has let go of a tensor of the batch: has it broken off?
+
+    A round of the garbage collector may begin where torch has just seen a mode and is about to take
+    it: there the watch is left for the next loop to take away.
+    """
     found = watch()
-    if found is not None and found._open and found.over:
+    if found is not None and found._open and found.over and not collecting():
         _rearrange(None)
 
 

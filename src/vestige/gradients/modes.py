@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -28,6 +29,22 @@ class Lowest(TorchFunctionMode):
         while (mode := _pop_mode()) is not self:
             above.append(mode)
         put(above[::-1])
+
+
+_collecting = False
+
+
+def _note(phase: str, _: Any) -> None:
+    global _collecting
+    _collecting = phase == "start"
+
+
+gc.callbacks.append(_note)
+
+
+def collecting() -> bool:
+    """Whether the garbage collector is at work, which it may be between any two lines of torch."""
+    return _collecting
 
 
 def taken() -> list[Any]:

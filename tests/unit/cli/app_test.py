@@ -34,7 +34,7 @@ def test_version_and_help() -> None:
             "data-dir train-size test-size train-loss tensorboard max-epsilon checkpoint-every "
             "ledger out json data target schema task dataset-size tuning evaluate-epsilon "
             "compile momentum recipe units rows-per-unit views mix-views precision "
-            "features feature-cache ridge",
+            "features feature-cache ridge weights",
         ),
         (
             "budget",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import pytest
 import torch
@@ -147,6 +148,41 @@ def test_blocks_of_the_loop_close_as_if_nobody_watched():
         plain, _ = clipped_sum(data(), of_first_position)
         assert plain.norm() > 0
         assert not function_modes()
+
+
+def test_a_collector_at_work_moves_no_mode():
+    """Torch looks whether there is a mode, and takes it a moment later: GC may begin in between."""
+    tokens, labels = data()
+
+    def broken_off(cycle):
+        model, engine = Tokens(), PrivacyEngine(accountant="rdp")
+        _, _, loader = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(TensorDataset(tokens, labels), batch_size=ROWS),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            sample_rate=1.0,
+        )
+        kept = list(next(iter(loader)))
+        if cycle:
+            kept.append(kept)
+        assert len(function_modes()) == 1
+        return engine
+
+    made = broken_off(cycle=False)
+    assert not function_modes()  # the loop has let go of the batch: nothing is left on
+    del made
+    gc.disable()
+    try:
+        engine = broken_off(cycle=True)
+        (left,) = function_modes()
+        gc.collect()
+        assert function_modes() == [left]
+    finally:
+        gc.enable()
+    engine.abandon_lot()
+    assert not function_modes()
 
 
 def test_a_default_device_is_set_and_taken_back_around_the_watch():
