@@ -52,16 +52,15 @@ def pytest_collection_finish() -> None:
 def no_modes_left() -> Iterator[None]:
     """No test leaves a mode on torch's stack, where it would change what later tests do.
 
-    The watch of a loop that broke off is no such mode: it goes with the next loop.
+    The watch of a loop that broke off is no such mode: it would go with the next loop.
     """
     yield
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    left = torch.overrides._get_current_function_mode_stack()
+    count = torch._C._len_torch_function_stack()
+    left = [torch.overrides._pop_mode() for _ in range(count)]
     left = [mode for mode in left if type(mode).__name__ != "LossWatch"]
-    while torch._C._len_torch_function_stack() and left:
-        torch.overrides._pop_mode()
     assert not left, "modes that were on torch's stack after the test"
 
 

@@ -70,7 +70,7 @@ class LossWatch(TorchFunctionMode):
         self._capture = capture
         self._parameters = {id(p) for p in capture.module.parameters()}
         self._batch: Batch | None = None
-        self._open = self._failed = False
+        self._open = self._failed = self._asleep = False
         self._graph: Any = None  # alive as long as the graph of a loss that was not seen yet
         self._writes, self._operands = HiddenWrites(), Operands()
         self._constants = LoopConstants(capture.axis, self._made_of_outputs)
@@ -102,7 +102,7 @@ class LossWatch(TorchFunctionMode):
         """The loader hands out `batch`."""
         self.stop()
         self._batch, self._read, self._calls, self._failed = batch, False, 0, False
-        self._graph = None
+        self._graph, self._asleep = None, False
         self._operands.start(batch.rows, batch.unit_rows)
         self._constants.start(batch)
         self._inside.clear()
@@ -129,6 +129,7 @@ class LossWatch(TorchFunctionMode):
         batch, capture = self._batch, self._capture
         under_way = _Pass(_get_sequence_nr(), self._open)
         self._begun.append(under_way)
+        self._asleep = False
         if batch is None or batch is not capture.batch:
             return
         if self._open:  # the model's operations are the capture's
@@ -210,7 +211,7 @@ class LossWatch(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._batch is None:
+        if self._batch is None or self._asleep:
             return func(*args, **kwargs)
         constants = self._constants
         if func is Tensor.__iter__ and args[0].ndim:
@@ -300,10 +301,14 @@ def _ended(watch: weakref.ref[LossWatch], _: Any) -> None:
     """The loop has let go of a tensor of the batch: has it broken off?
 
     A round of the garbage collector may begin where torch has just seen a mode and is about to take
-    it: there the watch is left for the next loop to take away.
+    it: there the watch stays, asleep, until the model runs again or the next loop takes it away.
     """
     found = watch()
-    if found is not None and found._open and found.over and not collecting():
+    if found is None or not found._open or not found.over:
+        return
+    if collecting():
+        found._asleep = True
+    else:
         _rearrange(None)
 
 
