@@ -84,11 +84,6 @@ def found(
     return {seed: row[what] for seed, row in runs(seeds, **facts).items()}
 
 
-def all_there(seeds: Iterable[int], facts: Mapping[str, Any]) -> bool:
-    """Whether a run with these facts is there for each of the seeds."""
-    return set(seeds) <= {row["config"].get("seed") for row in rows() if has(row, facts)}
-
-
 def mean(values: Mapping[int, float] | Iterable[float]) -> float:
     return statistics.fmean(values.values() if isinstance(values, Mapping) else values)
 
