@@ -67,7 +67,7 @@ _TABLE: list[tuple[Family, str]] = [
         adaptive_max_pool2d_with_indices adaptive_max_pool1d_with_indices interpolate upsample
         affine_grid pixel_shuffle pixel_unshuffle channel_shuffle local_response_norm group_norm
         instance_norm dropout1d dropout2d dropout3d im2col col2im fold feature_dropout
-        native_channel_shuffle embedding_bag
+        native_channel_shuffle embedding_bag stft
         """,
     ),
     (

@@ -74,11 +74,22 @@ def row_losses(s: Fn, x: Tensor) -> Tensor:
     return made.mean(1) + many
 
 
+def spectra(x: Tensor) -> Tensor:
+    """Two windows of six samples, of which each has four frequencies."""
+    window = torch.hann_window(6, dtype=x.dtype)
+    return torch.stft(x, 6, 6, window=window, center=False, return_complex=True).abs()
+
+
 EXACT: dict[str, Case] = {
     "losses of rows": (layer(row_losses), vectors(6), {4, 6}),
     "pixel_shuffle": (
         lambda: Fn(lambda s, x: s.c(F.pixel_shuffle(x, 2)).flatten(1), c=nn.Conv2d(1, 2, 2)),
         vectors(4, 3, 3),
+        {3, 4},
+    ),
+    "spectrograms": (
+        lambda: Fn(lambda s, x: s.w(spectra(x).flatten(1)), w=nn.Linear(8, 3)),
+        vectors(12),
         {3, 4},
     ),
     "softmax over positions": (
@@ -95,6 +106,11 @@ MIXED: dict[str, Mixed] = {
     "slight batch mean": (statistic(lambda x: x - 1e-9 * x.mean(0)), V, "mean|sub|mul"),
     "batch mean without gradients": (statistic(lambda x: x - x.detach().mean(0)), V, "mean|sub"),
     "batch variance": (statistic(lambda x: x / x.std(0)), V, "'std'"),
+    "spectra along the batch": (
+        layer(lambda s, x: s.a(x + spectra(x.repeat(12, 1).T).mean())),
+        V,
+        "'(stft|mean)'",
+    ),
     "batch softmax": (layer(lambda s, x: s.a(x).softmax(0)), V, "'softmax'"),
     "batch cumsum": (statistic(lambda x: x.cumsum(0)), V, "'cumsum'"),
     "dim as a tensor": (statistic(lambda x: x.cumsum(torch.tensor(0))), V, "'cumsum'"),
